@@ -12,6 +12,7 @@ import msgspec
 from lora_serve.engine_stats import EngineStats, RequestTimes
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything, NoAdapter
+from lora_serve.model_info import DraftModelInfo
 from lora_serve.step import TokenLogprobs
 
 PauseMode = Literal["abort", "wait", "keep"]
@@ -286,6 +287,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
 
     max_request_tokens: of a prompt with its answer, as far as the KV cache holds them.
     num_longest_requests: how many as long as that fit at once. kv_bytes: of the KV cache.
+    draft_model: None without any.
     """
 
     fingerprint: bytes = b""
@@ -303,6 +305,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     num_threads: int = 0
     num_parameters: int = 0
     weights: str = ""
+    draft_model: DraftModelInfo | None = None
     error: ErrorInfo | None = None
 
 

@@ -44,6 +44,25 @@ def weight_digest(dtype: str, shape: Sequence[int], data: memoryview) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftModelInfo:
+    """Facts of a loaded draft model, and of its own KV pool.
+
+    num_blocks: of block_size tokens, each with a page for each of num_groups groups of layers.
+    kv_bytes, architecture, num_parameters, dtype, weights: for people; as of ModelInfo.
+    """
+
+    num_blocks: int
+    block_size: int
+    num_groups: int
+    max_model_len: int
+    kv_bytes: int = 0
+    architecture: str = ""
+    num_parameters: int = 0
+    dtype: str = ""
+    weights: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Facts of a loaded model.
 
@@ -56,6 +75,7 @@ class ModelInfo:
     is_asynchronous: whether a step runs while its caller goes on.
     architecture, device, num_threads, num_parameters: for people, and for /server_info.
     weights: in which format they were stored; for people.
+    draft_model: None without any.
     """
 
     fingerprint: bytes
@@ -76,3 +96,4 @@ class ModelInfo:
     num_threads: int = 0
     num_parameters: int = 0
     weights: str = ""
+    draft_model: DraftModelInfo | None = None

@@ -128,6 +128,24 @@ class AskedOutputs(msgspec.Struct, frozen=True, gc=False):
 NOTHING_ASKED = AskedOutputs()
 
 
+class DraftChunk(msgspec.Struct, frozen=True, gc=False):
+    """What the draft model does for a request, once the step has drawn its tokens.
+
+    It computes token_ids, whose first has position `start`. With num_drafts it goes on with the
+    tokens that were drawn, by this step and, if its chunk has a token_from, by the one before; and
+    guesses so many tokens that follow them.
+
+    token_ids: known tokens. block_tables: of its own pool, for all positions that it may write.
+    fed: the guesses behind token_ids that it computed before, as far as they are drawn by now.
+    """
+
+    start: int
+    token_ids: Sequence[int]
+    block_tables: Sequence[Sequence[int]]
+    num_drafts: int = 0
+    fed: Sequence[int] = ()
+
+
 class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
     """One request's part of a step: compute tokens [start, start + len(token_ids)).
 
@@ -142,6 +160,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
     token_from: set where the only token is pending, drawn and not known yet: the step before this
         one draws it for the request at this index there. `asked` does not count it.
     adapter_start: the adapter acts from this position on; rows before it are the base model's.
+    draft_chunk: what the draft model does for it; None for nothing.
     """
 
     request_id: str
@@ -153,6 +172,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
     embeds: PlacedRows = NO_ROWS
     token_from: int | None = None
     adapter_start: int = 0
+    draft_chunk: DraftChunk | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -161,6 +181,11 @@ class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
     @property
     def draft_token_ids(self) -> Sequence[int]:
         return self.token_ids[len(self.token_ids) - self.asked.num_drafts :]
+
+    @property
+    def num_next_drafts(self) -> int:
+        """How many tokens the draft model guesses behind those that the step draws."""
+        return 0 if self.draft_chunk is None else self.draft_chunk.num_drafts
 
     @property
     def end(self) -> int:
@@ -223,6 +248,7 @@ class RequestStepOutput(msgspec.Struct, frozen=True, gc=False):
     pooled: hidden states (num_pooled, H), float32.
     hidden_sums: (H + 1), int64: the sums over the rows, in the units of `pooling.py`, then how many
         of the values are none that it sums.
+    next_drafts: what the draft model guesses to follow token_ids.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -230,6 +256,7 @@ class RequestStepOutput(msgspec.Struct, frozen=True, gc=False):
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     pooled: bytes = b""
     hidden_sums: bytes = b""
+    next_drafts: tuple[int, ...] = ()
 
 
 def accepted(sampled: Sequence[int], draft_token_ids: Sequence[int]) -> tuple[int, ...]:
@@ -241,6 +268,14 @@ def accepted(sampled: Sequence[int], draft_token_ids: Sequence[int]) -> tuple[in
         if token_id != draft:
             return tuple(sampled[:count])
     return tuple(sampled)
+
+
+def num_same(some: Sequence[int], others: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    for count, (one, other) in enumerate(zip(some, others, strict=False)):
+        if one != other:
+            return count
+    return min(len(some), len(others))
 
 
 @dataclass(frozen=True, slots=True)

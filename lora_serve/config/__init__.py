@@ -7,7 +7,7 @@ A field's metadata holds the one sentence of help; `cli/arguments.py` makes the 
 
 from lora_serve.config.cache import CacheConfig
 from lora_serve.config.catalog import CatalogConfig
-from lora_serve.config.engine import EngineConfig
+from lora_serve.config.engine import DraftModelConfig, EngineConfig
 from lora_serve.config.fleet import FleetConfig
 from lora_serve.config.kv_events import KVEventsConfig
 from lora_serve.config.kv_tiers import KVTierConfig
@@ -24,6 +24,7 @@ from lora_serve.config.structured_outputs import StructuredOutputsConfig
 __all__ = [
     "CacheConfig",
     "CatalogConfig",
+    "DraftModelConfig",
     "EngineConfig",
     "FleetConfig",
     "KVEventsConfig",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from lora_serve.config.cache import CacheConfig
@@ -11,12 +11,21 @@ from lora_serve.config.kv_tiers import KVTierConfig
 from lora_serve.config.limits import LimitsConfig
 from lora_serve.config.log import LogConfig
 from lora_serve.config.lora import LoRAConfig
-from lora_serve.config.model import ModelConfig
+from lora_serve.config.model import AUTO, RANDOM_WEIGHTS, ModelConfig
 from lora_serve.config.parallel import ParallelConfig
 from lora_serve.config.scheduler import SchedulerConfig
-from lora_serve.config.speculative import SpeculativeConfig
+from lora_serve.config.speculative import DRAFT_MODEL, TOKENS_TAKEN_IN, SpeculativeConfig
 from lora_serve.config.structured_outputs import StructuredOutputsConfig
 from lora_serve.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelConfig:
+    """max_requests: that it drafts for at once. max_step_tokens: that it computes at once."""
+
+    model: ModelConfig
+    max_requests: int
+    max_step_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +57,29 @@ class EngineConfig:
                     f"--lora-modules {name}: the model itself is served as {', '.join(served)}; "
                     "choose another name"
                 )
+
+    @property
+    def draft_model(self) -> DraftModelConfig | None:
+        """The model that drafts, computed as the model that is served; None where none does."""
+        speculative, served = self.speculative, self.model
+        if speculative.method != DRAFT_MODEL:
+            return None
+        assert speculative.speculative_model is not None, "a draft model without a name"
+        is_random = served.load_format == RANDOM_WEIGHTS
+        model = replace(
+            served,
+            model=speculative.speculative_model,
+            tokenizer=None,
+            revision=speculative.speculative_revision,
+            quantization=speculative.speculative_quantization,
+            quantize_activations=False,
+            load_format=RANDOM_WEIGHTS if is_random else AUTO,
+            max_model_len=None,
+            model_impl=AUTO,
+        )
+        max_step_tokens = max(TOKENS_TAKEN_IN, self.scheduler.max_num_batched_tokens)
+        max_step_tokens += speculative.max_draft_rows + speculative.max_drafters  # those drawn
+        return DraftModelConfig(model, speculative.max_drafters, max_step_tokens)
 
 
 def engine_parts() -> dict[str, type[Any]]:

@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from lora_serve.config.json_settings import read_json, take_in_json
+from lora_serve.config.model import QUANTIZATIONS
 from lora_serve.config.setting import require_choices, setting
 from lora_serve.errors import ConfigError
 
-METHODS = ("ngram", "suffix")
+DRAFT_MODEL = "draft_model"
+METHODS = ("ngram", "suffix", DRAFT_MODEL)
 _FLAG = "speculative-config"
 _PREFIX = "speculative_"
+_DRAFTERS_A_ROW = 2
+TOKENS_TAKEN_IN = 256  # by drafters in a step, at least
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "num_speculative_tokens": (1, 256),
     "max_step_rows": (2, 1024),
@@ -34,9 +38,10 @@ class SpeculativeConfig:
         choices=("auto", "off"),
     )
     speculative_method: str | None = setting(
-        "Draft how an answer may go on: by the request's own text (ngram), or also by past answers "
-        "of the same adapter version, cache salt and API key (suffix). If left out, only the "
-        "tokens that a grammar forces are drafted.",
+        "Draft how an answer may go on: by the request's own text (ngram), also by past answers of "
+        "the same adapter version, cache salt and API key (suffix), or by a smaller model "
+        "(draft_model). If left out, only the tokens that a grammar forces are drafted, unless a "
+        "draft model is named.",
         None,
         choices=METHODS,
         flag=f"{_FLAG}.method",
@@ -84,6 +89,24 @@ class SpeculativeConfig:
         131_072,
         flag=f"{_FLAG}.suffix-decoding-max-cached-tokens",
     )
+    speculative_model: str | None = setting(
+        "draft_model: directory, hub id or GGUF file of the draft model, which has the vocabulary "
+        "of the model that is served.",
+        None,
+        flag=f"{_FLAG}.model",
+    )
+    speculative_revision: str | None = setting(
+        "draft_model: branch, tag or commit of a draft model of the hub.",
+        None,
+        flag=f"{_FLAG}.revision",
+        metavar="REV",
+    )
+    speculative_quantization: str | None = setting(
+        "draft_model: keep its linear layers in 8 or 4 bits, as --quantization does.",
+        None,
+        choices=QUANTIZATIONS,
+        flag=f"{_FLAG}.quantization",
+    )
     speculative_config: str | Mapping[str, object] | None = setting(
         "The settings above as JSON in vLLM's form, such as "
         '{"method": "suffix", "num_speculative_tokens": 8}.',
@@ -93,7 +116,7 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         if self.speculative_config is not None:
-            _refuse_draft_models(self.speculative_config)
+            _refuse_other_methods(self.speculative_config)
         take_in_json(self, "speculative_config", _PREFIX)
         require_choices(self)
         for name, (low, high) in _BOUNDS.items():
@@ -106,17 +129,36 @@ class SpeculativeConfig:
             raise ConfigError(
                 f"--{_FLAG}: prompt_lookup_max {high} must be at least prompt_lookup_min {low}"
             )
-        given = [
-            each.name.removeprefix(_PREFIX)
-            for each in fields(self)
-            if each.name.startswith(_PREFIX)
-            and each.name != "speculative_max_step_rows"  # holds for forced tokens, too
-            and getattr(self, each.name) != each.default
-        ]
+        self._check_draft_model()
+        given = self._given("speculative_max_step_rows")  # which holds for forced tokens, too
         if given and self.speculation is None and self.method is None:
             raise ConfigError(
                 f"--{_FLAG}: {', '.join(given)} without a method drafts nothing; set method to "
                 f"one of {', '.join(METHODS)}"
+            )
+
+    def _given(self, *but: str) -> list[str]:
+        """The settings that are not as they were, by their names in the JSON."""
+        return [
+            each.name.removeprefix(_PREFIX)
+            for each in fields(self)
+            if each.name.startswith(_PREFIX)
+            and each.name not in but
+            and getattr(self, each.name) != each.default
+        ]
+
+    def _check_draft_model(self) -> None:
+        method = self.speculative_method or (DRAFT_MODEL if self.speculative_model else None)
+        if method == DRAFT_MODEL and not self.speculative_model:
+            raise ConfigError(
+                f"--{_FLAG}: method {DRAFT_MODEL} needs model, the directory, hub id or GGUF file "
+                "of the draft model"
+            )
+        given = [name for name in ("model", "revision", "quantization") if name in self._given()]
+        if given and method != DRAFT_MODEL:
+            raise ConfigError(
+                f"--{_FLAG}: {', '.join(given)} without method {DRAFT_MODEL} means nothing; leave "
+                f"{'it' if len(given) == 1 else 'them'} out, or set method to {DRAFT_MODEL}"
             )
 
     @property
@@ -124,6 +166,8 @@ class SpeculativeConfig:
         """What drafts; None where nothing does."""
         if self.speculation == "off":
             return None
+        if self.speculative_method is None and self.speculative_model is not None:
+            return DRAFT_MODEL
         return self.speculative_method or ("suffix" if self.speculation == "auto" else None)
 
     @property
@@ -145,17 +189,18 @@ class SpeculativeConfig:
         return 0 if self.speculation == "off" else self.speculative_max_step_rows
 
     @property
+    def max_drafters(self) -> int:
+        """How many requests may be guessed for at once."""
+        return _DRAFTERS_A_ROW * self.max_draft_rows
+
+    @property
     def max_drafts(self) -> int:
         """Most drafts of one request in one step."""
         return max(0, self.max_draft_rows - 1)
 
 
-def _refuse_draft_models(given: str | Mapping[str, object]) -> None:
+def _refuse_other_methods(given: str | Mapping[str, object]) -> None:
     """Say of vLLM's other methods what there is in their place."""
-    settings = read_json(given, f"--{_FLAG}")
-    method = settings.get("method", "draft_model" if "model" in settings else None)
+    method = read_json(given, f"--{_FLAG}").get("method")
     if method is not None and method not in METHODS:
-        raise ConfigError(
-            f"--{_FLAG}: no method {method!r:.80}; have {', '.join(METHODS)}, which need no draft "
-            "model"
-        )
+        raise ConfigError(f"--{_FLAG}: no method {method!r:.80}; have {', '.join(METHODS)}")

@@ -17,6 +17,8 @@ RANKS_SHARE = 0.2  # of the traces
 SEGMENTS_SHARE = 0.2  # of those that can have them
 WEIGHTS_SHARE = 0.3  # of the traces
 WORKSPACE = "@workspace"  # stands for a directory that all traces of a run share
+SERVED_MODEL = "@model"  # stands for the directory of the model that the trace's server serves
+DRAFT_MODEL_SHARE = 0.25  # of the traces in which something is guessed
 MODEL_IMPL_SHARE = 0.15  # of the traces
 SHARED_TIERS = frozenset({"disk", "redis"})
 
@@ -94,4 +96,6 @@ def _speculation(rng: Random) -> tuple[str, ...]:
         settings["measure_row_costs"] = False  # more is guessed
     if method == "ngram":
         settings["prompt_lookup_min"] = 1
+    if rng.random() < DRAFT_MODEL_SHARE:
+        settings |= {"method": "draft_model", "model": SERVED_MODEL}
     return ("--speculative-config", json.dumps(settings))

@@ -14,7 +14,7 @@ from typing import Protocol
 from lora_serve.bench.http_stream import HttpFault, Origin
 from lora_serve.demo.server_process import ServerDiedError, ServerProcess
 from lora_serve.fuzz.client import FuzzClient
-from lora_serve.fuzz.flags import WORKSPACE
+from lora_serve.fuzz.flags import SERVED_MODEL, WORKSPACE
 from lora_serve.fuzz.player import RESTARTS, Player, Record, ServerUnderTest, check_playable
 from lora_serve.fuzz.trace import API_KEYS, Kill, Trace, Unload
 
@@ -71,7 +71,10 @@ class FreshServers:
     def play(self, trace: Trace) -> TraceRun:
         with tempfile.TemporaryDirectory(prefix="lora-serve-fuzz-") as name:
             place = Path(name)
-            drawn = (flag.replace(WORKSPACE, str(self.workspace)) for flag in trace.flags)
+            drawn = (
+                flag.replace(WORKSPACE, str(self.workspace)).replace(SERVED_MODEL, str(self.model))
+                for flag in trace.flags
+            )
             flags = (*drawn, *self._tier_flags(trace, place), *self.flags)
             with ServerProcess(self.model, flags, place / "log") as server:
                 try:

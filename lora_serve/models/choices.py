@@ -37,3 +37,17 @@ def max_model_len(setting: int | None, spec: ModelSpec) -> int:
             "lower it"
         )
     return setting
+
+
+def check_draft_vocabulary(draft_model: str, spec: ModelSpec, served: ModelSpec) -> None:
+    """Refuse a draft model that has another number of tokens than the model that is served.
+
+    Raises:
+        ConfigError: with both numbers.
+    """
+    if spec.vocab_size != served.vocab_size:
+        raise ConfigError(
+            f"--speculative-config: the draft model {draft_model} has a vocabulary of "
+            f"{spec.vocab_size} tokens, and the model that is served one of {served.vocab_size}; "
+            "choose a draft model with the same tokenizer"
+        )

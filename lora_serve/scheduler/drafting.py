@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from lora_serve.config import SpeculativeConfig
+from lora_serve.config.speculative import TOKENS_TAKEN_IN
 from lora_serve.identity import BASE_MODEL, AdapterRef, Everything
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.scheduler.chunk import scheduled_chunk
@@ -20,12 +23,10 @@ from lora_serve.scheduler.progress import RequestProgress
 from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.totals import SchedulerTotals
 from lora_serve.speculation.base import Drafter, Origin
+from lora_serve.speculation.draft_model import DraftModelDrafter, DraftModelRequest
 from lora_serve.speculation.pace import DraftPace
 from lora_serve.speculation.row_costs import RowCosts
 from lora_serve.step import ScheduledRequest
-
-_TOKENS_TAKEN_IN = 256  # of one request in a step, at least: a millisecond, about
-_DRAFTERS_A_ROW = 2
 
 CurrentVersion = Callable[[str], AdapterRef | None]
 
@@ -35,8 +36,8 @@ class Drafting:
 
     drafter: None where nothing is drafted but what grammars force. costs: of rows, for guesses that
     are worth their time; None takes all that there is room for.
-    A request's drafter holds its tokens, so there are at most twice as many of them as a step with
-    drafts has rows. Requests that run beside them draft once one of those has ended.
+    A request's drafter holds its tokens, so there are at most config.max_drafters of them. Requests
+    that run beside them draft once one of those has ended.
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class Drafting:
     ) -> None:
         self._most = config.speculative_num_speculative_tokens
         self._max_rows = config.speculative_max_step_rows
+        self._max_drafters = config.max_drafters
         self._drafter = drafter
+        self._draft_model = drafter if isinstance(drafter, DraftModelDrafter) else None
         self._kv = kv
         self._current = current
         self._costs = costs
@@ -67,6 +70,8 @@ class Drafting:
         if self._drafter is not None:
             self._drafter.work()
             self._add_guesses(planned, num_rows, num_sampling, num_running)
+        if self._draft_model is not None:
+            self._ask_draft_model(self._draft_model, planned, num_sampling)
 
     def _add_forced(self, planned: list[ScheduledPair], num_rows: int, num_running: int) -> int:
         """Add what grammars force, in at most so many rows; returns how many."""
@@ -96,37 +101,109 @@ class Drafting:
                 continue
             assert request.drafted is not None, f"{request.request_id} has a drafter"
             drafter = request.drafted.drafter
-            drafter.take_in(request.token_ids, max(_TOKENS_TAKEN_IN, chunk.num_tokens))
+            drafter.take_in(request.token_ids, max(TOKENS_TAKEN_IN, chunk.num_tokens))
             if num_wanted and (drafts := tuple(drafter.draft(num_wanted))):
                 offers.append((index, drafts))
                 num_rows -= len(drafts)
-        for (index, drafts), count in zip(offers, self._nums_worth(planned, offers), strict=True):
+        num_computed = sum(chunk.num_tokens for _, chunk in planned)
+        num_tokens = sum(len(chunk.asked.samples) for _, chunk in planned)
+        counts = self._nums_worth(
+            [(planned[index][0], len(drafts)) for index, drafts in offers], num_computed, num_tokens
+        )
+        for (index, drafts), count in zip(offers, counts, strict=True):
             self._put(planned, index, drafts[:count], num_running)
 
     def _nums_worth(
-        self, planned: Sequence[ScheduledPair], offers: Sequence[tuple[int, tuple[int, ...]]]
+        self,
+        offers: Sequence[tuple[Request, int]],
+        num_rows: int,
+        num_tokens: int,
+        are_made: bool = True,
     ) -> list[int]:
         """How many of each request's drafts are worth the time of their rows, the first ones.
 
-        offers: drafts of the requests at these indices of the step.
+        offers: requests with as many drafts as there are. num_rows, num_tokens: that the step
+        computes, and draws, without them. are_made: else the draft model has to guess them yet.
         """
         if self._costs is None or not offers:
-            return [len(drafts) for _, drafts in offers]
-        requests = [planned[index][0] for index, _ in offers]
-        paces = [request.drafted.pace for request in requests if request.drafted is not None]
+            return [count for _, count in offers]
+        paces = [request.drafted.pace for request, _ in offers if request.drafted is not None]
         rows = sorted(
             (-(paces[place].acceptance ** count), place)
-            for place, (_, drafts) in enumerate(offers)
-            for count in range(1, len(drafts) + 1)
+            for place, (_, most) in enumerate(offers)
+            for count in range(1, most + 1)
         )
-        num_rows = sum(chunk.num_tokens for _, chunk in planned)
-        num_tokens = sum(len(chunk.asked.samples) for _, chunk in planned)
-        num_worth = self._costs.num_worth(num_rows, num_tokens, [-gain for gain, _ in rows])
+        num_worth = self._costs.num_worth(
+            num_rows,
+            num_tokens,
+            [-gain for gain, _ in rows],
+            0.0 if are_made else self._costs.draft_seconds(len(offers)),
+        )
         counts = Counter(place for _, place in rows[:num_worth])
         return [
             counts[place] or int(paces[place].is_due(request.num_output_tokens))
-            for place, request in enumerate(requests)
+            for place, (request, _) in enumerate(offers)
         ]
+
+    def _ask_draft_model(
+        self, model: DraftModelDrafter, planned: list[ScheduledPair], num_sampling: int
+    ) -> None:
+        """Have the draft model guess what follows the tokens that the step draws.
+
+        Where it has not come so far with a request it catches up, in all by as many tokens as the
+        step computes or by a few hundred. num_sampling: requests that sample.
+        """
+        num_rows, num_left = self._max_rows - num_sampling, num_sampling
+        catching_up, sampling = [], []
+        for index, (request, chunk) in enumerate(planned):
+            if not chunk.asked.samples:
+                catching_up.append((index, 0))
+                continue
+            num_wanted = self._num_next(request, -(-num_rows // num_left))
+            num_left -= 1
+            if num_wanted > 0 and _may_draft(request) and self._has_drafter(request):
+                num_rows -= num_wanted
+                sampling.append((index, num_wanted))
+        offers = [(planned[index][0], count) for index, count in sampling]
+        counts = self._nums_worth(offers, num_sampling, num_sampling, are_made=False)
+        asked = [
+            (index, count) for (index, _), count in zip(sampling, counts, strict=True) if count
+        ]
+        most_tokens = max(TOKENS_TAKEN_IN, sum(chunk.num_tokens for _, chunk in planned))
+        for index, count in asked + catching_up:
+            request, chunk = planned[index]
+            if not (_may_draft(request) and self._has_drafter(request)):
+                continue
+            most_drawn = request.num_pending_tokens + len(chunk.asked.samples)
+            part = model.plan(
+                _draft_model_request(request), request.token_ids, most_drawn, count, most_tokens
+            )
+            if part is not None:
+                most_tokens -= len(part.token_ids)
+                planned[index] = request, replace(chunk, draft_chunk=part)
+
+    def _num_next(self, request: Request, num_rows: int) -> int:
+        """How many drafts a request may have in the step behind the one that is planned."""
+        least_drawn = request.num_pending_tokens + 1
+        num_wanted = self._most
+        if request.drafted is not None:
+            num_wanted = request.drafted.pace.num_wanted(request.num_output_tokens + least_drawn)
+        return min(num_wanted, num_rows, _most_drafts(request) - least_drawn)
+
+    def guessed(self, request: Request, drafts: tuple[int, ...]) -> None:
+        """Take in what the draft model guesses to follow a request's tokens."""
+        if request.drafted is not None:
+            _draft_model_request(request).guessed(request.token_ids, drafts)
+
+    def stopped(self, request: Request) -> None:
+        """Drop the KV that the draft model has of a request that runs no longer."""
+        if self._draft_model is not None and request.drafted is not None:
+            self._draft_model.release(_draft_model_request(request))
+
+    def check_invariants(self) -> None:
+        """Assert what must hold between steps."""
+        if self._draft_model is not None:
+            self._draft_model.check_invariants()
 
     def verified(self, progress: RequestProgress, totals: SchedulerTotals) -> None:
         """Take in what became of a request's drafts."""
@@ -159,7 +236,7 @@ class Drafting:
 
     def _has_drafter(self, request: Request) -> bool:
         """Whether the request has a drafter, or could be given one."""
-        if request.drafted is None and self._num_drafters < _DRAFTERS_A_ROW * self._max_rows:
+        if request.drafted is None and self._num_drafters < self._max_drafters:
             self._num_drafters += 1
             request.drafted = self._begin(request)
         return request.drafted is not None
@@ -217,6 +294,12 @@ def _may_draft(request: Request) -> bool:
     if request.has_grammar or (request.thinking is not None and not request.thinking.is_over):
         return False
     return request.max_tokens > 1 and request.prompt_embeds is None
+
+
+def _draft_model_request(request: Request) -> DraftModelRequest:
+    drafter = None if request.drafted is None else request.drafted.drafter
+    assert isinstance(drafter, DraftModelRequest), f"{request.request_id} has no draft model"
+    return drafter
 
 
 def _origin(request: Request) -> Origin:

@@ -34,13 +34,19 @@ class StepsInFlight:
             request.num_planned_tokens = chunk.end
             if chunk.asked.samples:
                 request.num_pending_tokens += 1
+            if chunk.num_next_drafts:
+                request.awaits_drafts = True
             request.step_index = index
         return self._num_planned
 
     def finish(self, step_id: int) -> Sequence[ScheduledPair]:
         """Take out the step that is reported: its pairs."""
         assert not self._steps or step_id <= min(self._steps), "an older step was not reported"
-        return self._steps.pop(step_id, ())
+        pairs = self._steps.pop(step_id, ())
+        for request, chunk in pairs:
+            if chunk.num_next_drafts:
+                request.awaits_drafts = False
+        return pairs
 
     def check_invariants(self, running: Sequence[Request]) -> None:
         """Assert that a running request has planned what its pairs say, and offered none of it."""

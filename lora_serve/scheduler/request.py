@@ -55,6 +55,7 @@ class Request:
     num_pending_tokens: drawn by steps in flight, and not known yet. A step that verifies drafts
         counts as one, since nothing is planned behind it.
     step_index: its place in the last step that it had a part in.
+    awaits_drafts: a step in flight gives it drafts, which its next one verifies.
     num_cached_tokens: of these, found when first admitted, out of num_queried_tokens looked up.
     num_cached_by_tier: the same by where they were found, "device" first; empty without tiers.
     gave_way: it was preempted for a share that had nothing running, so it does not resume first.
@@ -106,6 +107,7 @@ class Request:
     num_planned_tokens: int = 0
     num_pending_tokens: int = 0
     step_index: int = 0
+    awaits_drafts: bool = False
     num_queried_tokens: int = 0
     num_cached_tokens: int = 0
     num_cached_by_tier: dict[str, int] = field(default_factory=dict)
@@ -180,9 +182,11 @@ class Request:
         """How many tokens the next step may compute; 0 while that hangs on the step in flight.
 
         A pending token may be computed, for the worker has it: unless it will end the answer by its
-        number, or drafts are behind it, or the grammar, bad words or the reasoning's budget have to
-        know it first.
+        number, or drafts are behind it or are being made, or the grammar, bad words or the
+        reasoning's budget have to know it first.
         """
+        if self.awaits_drafts:
+            return 0
         if self.has_grammar and (self.next_mask is None or self.num_pending_tokens):
             return 0
         if self.num_pending_tokens and self.bad_words is not None and self.bad_words.has_sequences:

@@ -340,6 +340,8 @@ class Scheduler:
     def _stop_running(self, request: Request) -> None:
         self._running.remove(request)
         self._kv.free(request)
+        if self._drafting is not None:
+            self._drafting.stopped(request)
         self._wake(self._shared.withdraw(request))
         if request.namespace.adapter is not BASE_MODEL:
             self._slots.stop(request.namespace.adapter)
@@ -376,6 +378,8 @@ class Scheduler:
         self.totals.num_generated_tokens += num_new
         if self._drafting is not None and chunk.asked.num_drafts:
             self._drafting.verified(progress, self.totals)
+        if self._drafting is not None and result.next_drafts:
+            self._drafting.guessed(request, result.next_drafts)
         if request.num_output_tokens % request.block_size < num_new:  # in lumps, it is cheaper
             self._queue.charge_answer(request, num_new)
         if written := self._kv.commit(request, request.num_computed_tokens):
@@ -414,6 +418,8 @@ class Scheduler:
         self._running.check_invariants()
         self._masks.check_invariants(self._requests.values())
         self._in_flight.check_invariants(list(self._running))
+        if self._drafting is not None:
+            self._drafting.check_invariants()
         for request in self._running:
             self._kv.check_tables(request, request.num_computed_tokens, request.num_planned_tokens)
         for request in self._requests.values():

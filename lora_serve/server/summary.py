@@ -28,7 +28,7 @@ def start_summary(config: EngineConfig, server: ServerConfig, engine: EngineRead
         "access": _access(config, server),
     }
     if config.speculative.is_enabled:
-        summary["drafts"] = _drafts(config)
+        summary["drafts"] = _drafts(config, engine)
     if pages := _pages(server):
         summary["pages"] = pages
     return summary
@@ -41,11 +41,22 @@ def tell_summary(summary: Summary) -> None:
     logger.info("the server's settings\n  %s", "\n  ".join(lines), extra=with_fields(**fields))
 
 
-def _drafts(config: EngineConfig) -> str:
-    speculative = config.speculative
-    return (
+def _drafts(config: EngineConfig, engine: EngineReady) -> str:
+    speculative, model = config.speculative, engine.draft_model
+    told = (
         f"by {speculative.method}, up to {speculative.speculative_num_speculative_tokens} tokens "
         f"of a request; a step with drafts has at most {speculative.max_draft_rows} rows"
+    )
+    if model is None:
+        return told
+    quantization = speculative.speculative_quantization
+    return (
+        f"{told}; {speculative.speculative_model}: {model.architecture}, "
+        f"{shown_count(model.num_parameters)} parameters, {model.dtype} from {model.weights}"
+        + f", linear layers in {quantization}"
+        * bool(quantization)
+        + f", with {shown_bytes(model.kv_bytes)} of KV for "
+        f"{model.num_blocks * model.block_size:,} tokens"
     )
 
 

@@ -14,8 +14,12 @@ from itertools import accumulate
 class RowCosts:
     """Seconds of a step by its rows: between two measured numbers in proportion, and so beyond."""
 
-    def __init__(self, measured: Sequence[tuple[int, float]]) -> None:
-        """measured: two or more pairs of rows and seconds, rows ascending and different."""
+    def __init__(self, measured: Sequence[tuple[int, float]], draft_seconds: float = 0.0) -> None:
+        """measured: two or more pairs of rows and seconds, rows ascending and different.
+
+        draft_seconds: of a draft model for one guess for one request; 0 without such a model.
+        """
+        self._draft_seconds = draft_seconds
         assert len(measured) > 1, "one number of rows says nothing of others"
         self._rows = [rows for rows, _ in measured]
         # What a neighbour on the machine made slower must not make larger steps look cheaper.
@@ -30,16 +34,32 @@ class RowCosts:
         )
         return before + (after - before) * (num_rows - low) / (high - low)
 
-    def num_worth(self, num_rows: int, num_tokens: int, gains: Sequence[float]) -> int:
+    def draft_seconds(self, num_requests: int) -> float:
+        """Seconds of the draft model for one guess, if it guesses for so many at once.
+
+        What more rows cost it is taken to be what they cost a step.
+        """
+        return self._draft_seconds * self.seconds(num_requests) / self.seconds(1) / num_requests
+
+    def num_worth(
+        self,
+        num_rows: int,
+        num_tokens: int,
+        gains: Sequence[float],
+        draft_seconds: float = 0.0,
+    ) -> int:
         """How many rows of drafts to add for most tokens a second.
 
         Args:
             num_rows, num_tokens: that the step computes, and draws, without them.
             gains: the tokens that each row may be expected to add, largest first.
+            draft_seconds: what each row costs beside its part of the step, since it must be guessed
+                yet.
         """
         best, most = 0, num_tokens / self.seconds(num_rows)
         for count, gained in enumerate(accumulate(gains), 1):
-            rate = (num_tokens + gained) / self.seconds(num_rows + count)
+            seconds = self.seconds(num_rows + count) + count * draft_seconds
+            rate = (num_tokens + gained) / seconds
             if rate > most:
                 best, most = count, rate
         return best

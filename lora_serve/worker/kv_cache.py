@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -43,13 +44,43 @@ def kv_block_bytes(
     return sum(cache.nbytes for cache in allocate_kv_caches(cache_specs, ops, 1, block_size, dtype))
 
 
-def num_kv_blocks(cache: CacheConfig, block_bytes: int, find_room: Callable[[], Room]) -> int:
+@dataclass(frozen=True, slots=True)
+class DraftBlocks:
+    """What the blocks of a draft model's pool take, and how many there can be a use for.
+
+    Of its own pool a draft model gets as many blocks as the model that is served, up to `most`.
+    """
+
+    block_bytes: int = 0
+    most: int = 0
+
+    def num_blocks(self, num_kv_blocks: int) -> int:
+        return min(num_kv_blocks, self.most)
+
+    def num_kv_blocks(self, room_bytes: int, block_bytes: int) -> int:
+        """How many blocks of the served model fit, beside as many of these as go with them."""
+        num_blocks = room_bytes // (block_bytes + self.block_bytes)
+        if num_blocks <= self.most:
+            return num_blocks
+        return (room_bytes - self.most * self.block_bytes) // block_bytes
+
+
+NO_DRAFT_BLOCKS = DraftBlocks()
+
+
+def num_kv_blocks(
+    cache: CacheConfig,
+    block_bytes: int,
+    find_room: Callable[[], Room],
+    draft: DraftBlocks = NO_DRAFT_BLOCKS,
+) -> int:
     """Size of the pool.
 
     Args:
         cache: an exact number of blocks, or of bytes, if the user set one.
         block_bytes: from `kv_block_bytes`.
         find_room: tells what there is; only asked if the user set neither, for it may measure.
+        draft: the draft model's pool, which has to fit, too.
 
     Raises:
         ConfigError: when not one block fits.
@@ -61,10 +92,10 @@ def num_kv_blocks(cache: CacheConfig, block_bytes: int, find_room: Callable[[], 
         room = Room(cache.kv_cache_memory_bytes, limit)
     else:
         room = find_room()
-    num_blocks = room.num_bytes // block_bytes
+    num_blocks = draft.num_kv_blocks(room.num_bytes, block_bytes)
     if num_blocks < 1:
         raise ConfigError(
-            f"{room.told} holds no KV block, which takes {block_bytes} bytes; raise it or lower "
-            f"--block-size {cache.block_size}"
+            f"{room.told} holds no KV block, which takes {block_bytes + draft.block_bytes} bytes; "
+            f"raise it or lower --block-size {cache.block_size}"
         )
     return num_blocks

@@ -65,11 +65,12 @@ def load_model(
     block_size: int,
     group: Group = ALONE,
     num_segments: int = 1,
+    most_tokens: int | None = None,
 ) -> LoadedModel:
     """Read, or make up, the weights that `config` asks for, in a form that its kernels take.
 
     group: the ranks that the model is divided among; this one's share is kept. num_segments: as
-    ParallelConfig has them.
+    ParallelConfig has them. most_tokens: of a request, if that is less than the model's limit.
 
     Raises:
         ConfigError: when the model, or a setting for it, cannot be served.
@@ -90,6 +91,8 @@ def load_model(
     spec.check_world_size(group.world_size)
     dtype: torch.dtype = getattr(torch, dtype_name(config.dtype, spec))
     longest = max_model_len(config.max_model_len, spec)
+    if most_tokens is not None:
+        longest = min(longest, most_tokens)
     own_kv = [kv.of_rank(place_of(group)) for kv in spec.kv_specs()]
     kv_block_bytes(own_kv, ops, block_size, dtype)  # kernels refuse some sizes of heads
     source = open_weights(directory, spec, config.load_format, config.seed, dtype, on_device)

@@ -24,7 +24,7 @@ from pathlib import Path
 from lora_serve.config import EngineConfig
 from lora_serve.config.parallel import ALL_REDUCE
 from lora_serve.distributed import shared_memory
-from lora_serve.distributed.group import Group
+from lora_serve.distributed.group import ROOT, Group
 from lora_serve.distributed.link import Link, new_link
 from lora_serve.errors import LoraServeError, RankLostError
 from lora_serve.observability.log import set_up_logging
@@ -200,6 +200,7 @@ def _worker(config: EngineConfig, group: Group, share: NodeShare | None) -> Work
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_draft_rows=config.speculative.max_draft_rows,
         num_segments=config.parallel.num_segments,
+        draft_model=config.draft_model if group.rank == ROOT else None,
         group=group,
         node_free_bytes=None if share is None else partial(node_free_bytes, share),
     )

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
-from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
+from lora_serve.config import CacheConfig, DraftModelConfig, LoRAConfig, ModelConfig
 from lora_serve.distributed.agreement import least, require_equal
 from lora_serve.distributed.group import ALONE, Group
 from lora_serve.distributed.shares import RankPlace, place_of
@@ -27,14 +28,23 @@ from lora_serve.models.base import (
     vocabulary_linears,
 )
 from lora_serve.ops.block_rows import RowsRead
-from lora_serve.ops.contract import Ops
 from lora_serve.ops.cpu.threads import default_num_threads
-from lora_serve.ops.recorded_steps import NotRecordableError
-from lora_serve.step import ModelRunnerOutput, SchedulerOutput
+from lora_serve.step import (
+    ModelRunnerOutput,
+    RequestStepOutput,
+    ScheduledRequest,
+    SchedulerOutput,
+)
 from lora_serve.worker.adapter_weights import AdapterWeights, PreparedAdapter
-from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.device import Device, Event, open_device
-from lora_serve.worker.kv_cache import allocate_kv_caches, kv_block_bytes, num_kv_blocks
+from lora_serve.worker.draft_model import DraftModel, Guessing
+from lora_serve.worker.kv_cache import (
+    NO_DRAFT_BLOCKS,
+    DraftBlocks,
+    allocate_kv_caches,
+    kv_block_bytes,
+    num_kv_blocks,
+)
 from lora_serve.worker.kv_layout import KVLayout, kv_layout
 from lora_serve.worker.kv_transfer import KVTransfer, layout_fingerprint
 from lora_serve.worker.largest_steps import StepLimits, largest_adapter, largest_steps
@@ -48,13 +58,7 @@ from lora_serve.worker.memory import (
 )
 from lora_serve.worker.model_runner import ModelRunner, SubmittedBatch
 from lora_serve.worker.rank_shares import KVShares, bias_shares
-from lora_serve.worker.step_graphs import (
-    GraphSizes,
-    StepGraphs,
-    StepRecorder,
-    exact_sizes,
-    graph_sizes,
-)
+from lora_serve.worker.runners import RunnerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +80,7 @@ class Worker:
     device: opened as the model's config says if left out. max_draft_rows: as of StepLimits. group:
     the ranks that the model is divided among, of which this is one. num_segments: as ParallelConfig
     has them. node_free_bytes: what this rank may still take of its NUMA node, where its memory is
-    bound to one.
+    bound to one. draft_model: to guess with, whole on this rank.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class Worker:
         group: Group = ALONE,
         num_segments: int = 1,
         node_free_bytes: Callable[[], int] | None = None,
+        draft_model: DraftModelConfig | None = None,
     ) -> None:
         self._config = model
         self._cache = cache
@@ -102,6 +107,8 @@ class Worker:
         self._group = group
         self._num_segments = num_segments
         self._node_free_bytes = node_free_bytes
+        self._draft_config = draft_model
+        self._draft_model: DraftModel | None = None
         self._place = place_of(group)
         self._device: Device
         self._adapters: AdapterWeights
@@ -112,6 +119,7 @@ class Worker:
         self.is_screened = False
         self._runner: ModelRunner
         self._submitted: deque[SubmittedStep] = deque()
+        self._drawn: Sequence[RequestStepOutput] = ()  # by the last step that had requests
 
     @torch.inference_mode()
     def load(self) -> ModelInfo:
@@ -141,13 +149,19 @@ class Worker:
         self._adapters = AdapterWeights(
             linears, model.ops, device, model.dtype, model.vocabulary, biases
         )
+        if self._draft_config is not None:
+            self._draft_model = DraftModel(self._draft_config, model, self._cache.block_size)
         layout = self._kv_layout(model, self._place)
         num_blocks = least(self._group, self._num_kv_blocks(model, layout, free_bytes))
         kv_caches = self._kv_caches(model, layout, num_blocks)
         self._transfer = KVTransfer(kv_caches, len(layout.groups))
         num_kv_heads = self._kv_layout(model, RankPlace()).cache_specs[0].num_kv_heads
         self.kv_shares = KVShares(num_kv_heads, head_bytes=kv_caches[0][0, 0, 0].nbytes)
-        self._runner = self._make_runner(model, layout, kv_caches, with_graphs=True)
+        recorder = self._settings.recorder(model, layout, kv_caches)
+        self._runner = self._settings.runner(
+            model, layout, kv_caches, self._adapters, recorder, self._group
+        )
+        draft_model = self._draft_model.open(num_blocks) if self._draft_model else None
         return ModelInfo(
             fingerprint=model.fingerprint,
             dtype=str(model.dtype).removeprefix("torch."),
@@ -169,6 +183,7 @@ class Worker:
             num_threads=torch.get_num_threads(),
             num_parameters=num_parameters(model.spec),
             weights=model.weights,
+            draft_model=draft_model,
         )
 
     @torch.inference_mode()
@@ -199,7 +214,34 @@ class Worker:
         """What came out of the oldest step that was not collected yet; waits for all of it."""
         step = self._submitted.popleft()
         step.end.wait()
-        return ModelRunnerOutput(step.step_id, step.batch.results(), step.saved.rows())
+        results = step.batch.results()
+        if self._draft_model is not None and results:
+            results = self._with_guesses(self._draft_model, step.batch.requests, results)
+            self._drawn = results
+        return ModelRunnerOutput(step.step_id, results, step.saved.rows())
+
+    def _with_guesses(
+        self,
+        draft_model: DraftModel,
+        requests: Sequence[ScheduledRequest],
+        results: tuple[RequestStepOutput, ...],
+    ) -> tuple[RequestStepOutput, ...]:
+        """The results of requests, with what the draft model guesses to follow."""
+        asked: dict[int, Guessing] = {}
+        for index, (request, result) in enumerate(zip(requests, results, strict=True)):
+            if request.draft_chunk is None:
+                continue
+            drawn = result.token_ids
+            if request.token_from is not None:
+                drawn = (*self._drawn[request.token_from].token_ids, *drawn)
+            asked[index] = request.draft_chunk, drawn
+        if not asked:
+            return results
+        guesses = dict(zip(asked, draft_model.guess(list(asked.values())), strict=True))
+        return tuple(
+            structs.replace(result, next_drafts=guesses[index]) if index in guesses else result
+            for index, result in enumerate(results)
+        )
 
     def close(self) -> None:
         """Leave the other ranks, if there are any."""
@@ -227,7 +269,14 @@ class Worker:
             find_room = partial(_gpu_room, model.device, memory, parts)
         else:
             find_room = partial(self._cpu_room, model, layout, block_bytes, parts)
-        return num_kv_blocks(self._cache, block_bytes, find_room)
+        return num_kv_blocks(self._cache, block_bytes, find_room, self._draft_blocks(parts))
+
+    def _draft_blocks(self, parts: float = 1.0) -> DraftBlocks:
+        """The draft model's, which take memory of this rank alone. parts: as of `_cpu_room`."""
+        if self._draft_model is None:
+            return NO_DRAFT_BLOCKS
+        blocks = self._draft_model.blocks
+        return replace(blocks, block_bytes=int(blocks.block_bytes * parts))
 
     def _kv_block_bytes(self, model: LoadedModel, layout: KVLayout) -> int:
         return kv_block_bytes(layout.cache_specs, model.ops, self._cache.block_size, model.dtype)
@@ -237,57 +286,6 @@ class Worker:
         return allocate_kv_caches(
             layout.cache_specs, model.ops, num_blocks, block_size, model.dtype
         )
-
-    def _make_runner(
-        self,
-        model: LoadedModel,
-        layout: KVLayout,
-        kv_caches: Sequence[Tensor],
-        *,
-        with_graphs: bool,
-    ) -> ModelRunner:
-        device, hidden_size = model.device, model.spec.hidden_size
-        builder = BatchBuilder(
-            model.ops, device, self._cache.block_size, hidden_size, model.dtype, layout.group_of
-        )
-        recorder = self._recorder(model, layout, kv_caches) if with_graphs else None
-        graphs = _recorded(recorder) if recorder is not None else None
-        return ModelRunner(
-            device,
-            model.model,
-            model.sampler,
-            model.screening,
-            layout.by_layer(kv_caches),
-            builder,
-            self._adapters,
-            graphs,
-            self._group,
-        )
-
-    def _recorder(
-        self, model: LoadedModel, layout: KVLayout, kv_caches: Sequence[Tensor]
-    ) -> StepRecorder | None:
-        """None where steps are not to be recorded, or cannot be."""
-        plans = model.ops.graph_plans
-        if plans is None or self._config.enforce_eager:
-            return None
-        return StepRecorder(
-            model.device,
-            plans,
-            partial(model.model.forward, kv_caches=layout.by_layer(kv_caches)),
-            self._graph_sizes(model.ops),
-            record=model.ops.record or model.device.record,
-            max_blocks=-(-model.max_model_len // self._cache.block_size),
-            block_size=self._cache.block_size,
-            group_of=layout.group_of,
-            with_lora=self._lora.enable_lora,
-        )
-
-    def _graph_sizes(self, ops: Ops) -> GraphSizes:
-        most_rows = self._config.max_cudagraph_capture_size
-        if ops.record is not None:
-            return exact_sizes(self._max_num_seqs, most_rows, self._max_draft_rows)
-        return graph_sizes(self._max_num_seqs, self._max_num_batched_tokens, most_rows)
 
     def _cpu_room(
         self, model: LoadedModel, layout: KVLayout, block_bytes: int, parts: float
@@ -300,7 +298,9 @@ class Worker:
         if self._node_free_bytes is not None:
             free_bytes = min(free_bytes, int(self._node_free_bytes() * parts))
         utilization = self._cache.gpu_memory_utilization
-        return cpu_room(free_bytes, utilization, most_blocks * block_bytes)
+        draft = self._draft_blocks()
+        most_bytes = most_blocks * block_bytes + draft.most * draft.block_bytes
+        return cpu_room(free_bytes, utilization, most_bytes)
 
     def _warm_up(self, model: LoadedModel, layout: KVLayout, free_bytes: int) -> GpuMemory:
         """Run the largest steps: all kernels are compiled for them, and their memory is measured.
@@ -310,11 +310,16 @@ class Worker:
         device, lora = model.device, self._lora
         weight_bytes = free_bytes - device.free_bytes()
         kv_caches = self._kv_caches(model, layout, 1)
-        runner = self._make_runner(model, layout, kv_caches, with_graphs=False)
+        runner = self._settings.runner(model, layout, kv_caches, self._adapters, None, self._group)
         with self._largest_adapter(model) as adapter:
             steps = largest_steps(self._step_limits(model, layout), adapter)
             peaks = [device.peak_bytes(partial(runner.submit, step)) for step in steps]
-        recorder = self._recorder(model, layout, kv_caches)
+        recorder = self._settings.recorder(model, layout, kv_caches)
+        graph_bytes = device.peak_bytes(recorder.largest()) if recorder is not None else 0
+        if self._draft_model is not None:
+            step_bytes, its_graph_bytes = self._draft_model.measure()
+            peaks.append(step_bytes)
+            graph_bytes += its_graph_bytes
         itemsize = model.dtype.itemsize
         linears = [linear.of_rank(self._place) for linear in self.linears]
         adapter_bytes = largest_adapter_bytes(linears, lora.max_lora_rank, itemsize)
@@ -326,10 +331,21 @@ class Worker:
             utilization=self._cache.gpu_memory_utilization,
             weights=weight_bytes,
             step=max(peaks),
-            # All of them share the memory of the largest.
-            graphs=device.peak_bytes(recorder.largest()) if recorder is not None else 0,
+            graphs=graph_bytes,  # all of a model share the memory of the largest
             # While one is packed, its tensors are there a second time.
             adapters=(lora.cpu_lora_limit + 1) * adapter_bytes if lora.enable_lora else 0,
+        )
+
+    @property
+    def _settings(self) -> RunnerSettings:
+        return RunnerSettings(
+            block_size=self._cache.block_size,
+            max_num_seqs=self._max_num_seqs,
+            max_num_batched_tokens=self._max_num_batched_tokens,
+            max_draft_rows=self._max_draft_rows,
+            enforce_eager=self._config.enforce_eager,
+            most_recorded_rows=self._config.max_cudagraph_capture_size,
+            with_lora=self._lora.enable_lora,
         )
 
     def _step_limits(self, model: LoadedModel, layout: KVLayout) -> StepLimits:
@@ -364,11 +380,3 @@ def _gpu_room(device: Device, memory: GpuMemory, parts: float) -> Room:
     room = memory.room()
     logger.info("%s: %s leaves %d bytes for KV", device.name, memory, room.num_bytes)
     return replace(room, num_bytes=int(room.num_bytes * parts))
-
-
-def _recorded(recorder: StepRecorder) -> StepGraphs | None:
-    try:
-        return recorder.record()
-    except NotRecordableError as error:
-        logger.info("steps are not recorded: %s", error)
-        return None

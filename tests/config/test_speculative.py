@@ -23,9 +23,10 @@ def test_settings_as_json_or_as_a_mapping_are_those_of_the_flags() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"method": "draft_model", "model": "x"}, "no method 'draft_model'; have ngram, suffix"),
-        ({"method": "eagle3"}, "no method 'eagle3'; have ngram, suffix, which need no draft model"),
-        ({"model": "x", "num_speculative_tokens": 3}, "no method 'draft_model'; have"),
+        ({"method": "draft_model"}, "method draft_model needs model, the directory, hub id or"),
+        ({"method": "eagle3", "model": "x"}, "no method 'eagle3'; have ngram, suffix, draft_model"),
+        ({"method": "ngram", "model": "x"}, "model without method draft_model means nothing"),
+        ({"quantization": "int8"}, "quantization without method draft_model means nothing"),
         (
             {"method": "ngram", "draft_tensor_parallel_size": 1},
             "unknown setting draft_tensor_parallel",

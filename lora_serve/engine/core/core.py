@@ -161,7 +161,8 @@ class EngineCore:
         if not config.max_draft_rows:
             return None
         current = self.adapters.current
-        drafting = Drafting(config, make_drafter(config), self._kv, current, costs)
+        drafter = make_drafter(config, self._model.draft_model)
+        drafting = Drafting(config, drafter, self._kv, current, costs)
         self.adapters.watch_names(drafting.name_stands_for)
         return drafting
 

@@ -53,4 +53,5 @@ def make_executor(config: EngineConfig) -> Executor:
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_draft_rows=config.speculative.max_draft_rows,
         num_segments=config.parallel.num_segments,
+        draft_model=config.draft_model,
     )

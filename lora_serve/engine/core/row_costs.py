@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from msgspec import structs
 
 from lora_serve.config import EngineConfig
 from lora_serve.engine.core.executor import Executor
@@ -12,12 +15,19 @@ from lora_serve.identity import BASE_MODEL
 from lora_serve.model_info import ModelInfo
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.speculation.row_costs import RowCosts
-from lora_serve.step import AskedOutputs, SampleInput, ScheduledRequest, SchedulerOutput
+from lora_serve.step import (
+    AskedOutputs,
+    DraftChunk,
+    SampleInput,
+    ScheduledRequest,
+    SchedulerOutput,
+)
 
 logger = logging.getLogger(__name__)
 
 _NUM_TIMES = 2  # that a step is timed; the shorter time counts
 _MOST_SECONDS = 2.0  # for all; large models are measured up to fewer rows
+_NUM_GUESSES = 4  # that the draft model is timed with
 _SAMPLE = SampleInput(SamplingParams(temperature=0.0), 0, 1)
 
 
@@ -39,7 +49,7 @@ def measured_row_costs(
 ) -> RowCosts | None:
     """Run steps of 1, 2, 4 … rows of one request; None if there is room for a single row.
 
-    They write to the first blocks, which no request has had yet.
+    They write to the first blocks, which no request has had yet. A draft model is measured, too.
 
     Args:
         most_rows: that a step with drafts may have.
@@ -52,18 +62,53 @@ def measured_row_costs(
     begin = clock()
     measured = []
     for num_rows in _doubled(most_rows):
-        _run(executor, model, block_size, num_rows)  # records it, and brings all to the caches
-        times = []
-        for _ in range(_NUM_TIMES):
-            start = clock()
-            _run(executor, model, block_size, num_rows)
-            times.append(clock() - start)
-        measured.append((num_rows, min(times)))
+        measured.append((num_rows, _seconds(executor, _step(model, block_size, num_rows), clock)))
         if len(measured) > 1 and clock() - begin > _MOST_SECONDS:
             break
     told = ", ".join(f"{rows} rows {1e3 * seconds:.2f} ms" for rows, seconds in measured)
     logger.info("drafts by what steps take: %s", told)
-    return RowCosts(measured)
+    return RowCosts(measured, _draft_seconds(executor, model, block_size, clock))
+
+
+def _draft_seconds(
+    executor: Executor, model: ModelInfo, block_size: int, clock: Callable[[], float]
+) -> float:
+    """How long the draft model takes for one more guess; 0 without any."""
+    draft_model = model.draft_model
+    few, many = 1, 1 + _NUM_GUESSES
+    if draft_model is None or draft_model.max_model_len < 2 + many:
+        return 0.0
+    num_blocks = -(-(2 + many) // block_size)
+    if draft_model.num_blocks < num_blocks:
+        return 0.0
+    tables = [
+        range(group, num_blocks * draft_model.num_groups, draft_model.num_groups)
+        for group in range(draft_model.num_groups)
+    ]
+    step = _step(model, block_size, 1)
+    seconds = [
+        _seconds(executor, _with_draft_chunk(step, DraftChunk(0, [0], tables, count)), clock)
+        for count in (few, many)
+    ]
+    found = max(0.0, seconds[1] - seconds[0]) / _NUM_GUESSES
+    logger.info("a guess of the draft model takes %.2f ms", 1e3 * found)
+    return found
+
+
+def _with_draft_chunk(step: SchedulerOutput, chunk: DraftChunk) -> SchedulerOutput:
+    (request,) = step.requests
+    return replace(step, requests=(structs.replace(request, draft_chunk=chunk),))
+
+
+def _seconds(executor: Executor, step: SchedulerOutput, clock: Callable[[], float]) -> float:
+    """The shorter of the times that a step takes."""
+    _run(executor, step)  # records it, and brings all to the caches
+    times = []
+    for _ in range(_NUM_TIMES):
+        start = clock()
+        _run(executor, step)
+        times.append(clock() - start)
+    return min(times)
 
 
 def _doubled(most: int) -> Iterator[int]:
@@ -75,7 +120,13 @@ def _doubled(most: int) -> Iterator[int]:
     yield most
 
 
-def _run(executor: Executor, model: ModelInfo, block_size: int, num_rows: int) -> None:
+def _run(executor: Executor, step: SchedulerOutput) -> None:
+    executor.submit(step)
+    executor.collect()
+
+
+def _step(model: ModelInfo, block_size: int, num_rows: int) -> SchedulerOutput:
+    """A step of one request, which samples each of its rows."""
     num_blocks, num_groups = -(-num_rows // block_size), len(model.kv_groups)
     request = ScheduledRequest(
         request_id="rows",
@@ -87,5 +138,4 @@ def _run(executor: Executor, model: ModelInfo, block_size: int, num_rows: int) -
         ],
         asked=AskedOutputs((_SAMPLE,) * num_rows),
     )
-    executor.submit(SchedulerOutput(0, (request,)))
-    executor.collect()
+    return SchedulerOutput(0, (request,))

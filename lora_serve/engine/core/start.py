@@ -52,4 +52,5 @@ def engine_ready(model: ModelInfo, needs: KVNeeds) -> EngineReady:
         num_threads=model.num_threads,
         num_parameters=model.num_parameters,
         weights=model.weights,
+        draft_model=model.draft_model,
     )

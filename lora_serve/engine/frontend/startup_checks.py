@@ -12,11 +12,12 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lora_serve.adapters.checkpoint import CONFIG_NAME, check_adapter
 from lora_serve.adapters.location import HubAdapter, download_from_hub, find_adapter
 from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig, ParallelConfig
+from lora_serve.config.model import RANDOM_WEIGHTS
 from lora_serve.config.refusals import Refusals
 from lora_serve.engine.frontend.pooling_defaults import pooling_defaults
 from lora_serve.engine.kv_event_sockets import check_endpoints
@@ -30,9 +31,13 @@ from lora_serve.gguf.location import names_gguf
 from lora_serve.kv_tiers.opening import check_tiers
 from lora_serve.model_info import Vocabulary
 from lora_serve.structured_output.backend import require_installed
-from lora_serve.text.tokenizer_files import check_tokenizer_files
+from lora_serve.text.tokenizer_files import check_same_tokens, check_tokenizer_files
+
+if TYPE_CHECKING:
+    from lora_serve.models.base import ModelSpec
 
 Got = TypeVar("Got")
+_FEWEST_STORED_BITS = 2  # of a weight, in the formats of checkpoints
 
 # (out_features, in_features) of each projection that adapters may change, and the vocabulary.
 Adapted = tuple[Mapping[str, tuple[int, int]] | None, Vocabulary | None]
@@ -48,6 +53,8 @@ def check_startup(config: EngineConfig) -> None:
     adapted: Adapted = (None, None)
     with refusals.noted():
         adapted = _check_model(config.model, config.parallel)
+    with refusals.noted():
+        _check_draft_model(config)
     with refusals.noted():
         _check_kernels(config.model)
     with refusals.noted():
@@ -106,6 +113,52 @@ def _check_model(config: ModelConfig, parallel: ParallelConfig) -> Adapted:
         _check_dimensions(pooling_defaults(config).dimensions, spec.hidden_size)
     refusals.raise_noted()
     return adapted_modules(spec), vocabulary
+
+
+def _check_draft_model(config: EngineConfig) -> None:
+    draft = config.draft_model
+    if draft is None:
+        return
+    from lora_serve.models.choices import check_draft_vocabulary, dtype_name  # imports torch
+    from lora_serve.models.source import load_spec, model_path
+
+    model, served = draft.model, config.model
+    try:
+        directory = model_path(model.model, model.revision, model.load_format, with_weights=False)
+        spec = load_spec(directory, model.load_format, model.model_impl)
+        dtype = dtype_name(model.dtype, spec)
+    except ConfigError as error:
+        raise ConfigError(f"--speculative-config: the draft model: {error}") from error
+    _check_fits(model, spec, dtype)
+    try:
+        served_path = model_path(
+            served.model, served.revision, served.load_format, with_weights=False
+        )
+        served_spec = load_spec(served_path, served.load_format, served.model_impl)
+    except ConfigError:
+        return  # which is told of the served model itself
+    check_draft_vocabulary(model.model, spec, served_spec)
+    check_same_tokens(str(directory), served.tokenizer or str(served_path))
+
+
+def _check_fits(model: ModelConfig, spec: ModelSpec, dtype: str) -> None:
+    """Refuse a draft model whose weights alone are more than there is memory."""
+    from lora_serve.models.base import num_parameters
+    from lora_serve.worker.device import open_device  # imports torch
+
+    bits = {"float32": 32, "int8": 8, "int4": 4}.get(model.quantizes_to or dtype, 16)
+    if model.load_format != RANDOM_WEIGHTS and model.quantizes_to is None:
+        bits = min(bits, _FEWEST_STORED_BITS)  # codes that are stored may be kept
+    least_bytes, free_bytes = (
+        num_parameters(spec) * bits // 8,
+        open_device(model.device).free_bytes(),
+    )
+    if least_bytes > free_bytes:
+        raise ConfigError(
+            f"--speculative-config: the weights of the draft model {model.model} take "
+            f"{least_bytes:,} bytes at least, and {free_bytes:,} are free; choose a smaller one, "
+            "or set quantization"
+        )
 
 
 def _check_ranks(config: EngineConfig) -> None:

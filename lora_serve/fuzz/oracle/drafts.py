@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from lora_serve.config import SpeculativeConfig
+from lora_serve.config.speculative import DRAFT_MODEL
+from lora_serve.fuzz.oracle.draft_model import lone_guesses
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import AdapterRef, NoAdapter
 from lora_serve.messages import EngineOutput
@@ -21,6 +23,7 @@ from lora_serve.speculation.row_costs import RowCosts
 from lora_serve.step import ScheduledRequest, SchedulerOutput
 
 MOST_REPEATABLE = 4
+DRAFT_MODEL_SHARE = 0.5  # of the traces without past answers in which something is guessed
 
 Pair = tuple[int, int]
 WhoseText = tuple[AdapterRef | NoAdapter, str, str]  # the version, salt and tenant
@@ -34,7 +37,7 @@ def drawn_speculation(rng: random.Random) -> SpeculativeConfig:
         return SpeculativeConfig(
             speculation=rng.choice((None, "off")), speculative_max_step_rows=max_step_rows
         )
-    return SpeculativeConfig(
+    config = SpeculativeConfig(
         speculative_method=method,
         speculative_num_speculative_tokens=rng.choice((1, 3, 8)),
         speculative_max_step_rows=rng.choice((4, 16, 64)),
@@ -42,6 +45,9 @@ def drawn_speculation(rng: random.Random) -> SpeculativeConfig:
         speculative_suffix_decoding_max_spec_factor=rng.choice((1.0, 4.0)),
         speculative_suffix_decoding_max_cached_tokens=rng.choice((200, 10_000)),
     )
+    if method == "ngram" and rng.random() < DRAFT_MODEL_SHARE:
+        config = replace(config, speculative_method=DRAFT_MODEL, speculative_model="the oracle's")
+    return config
 
 
 def drawn_row_costs(rng: random.Random) -> RowCosts | None:
@@ -92,10 +98,12 @@ class DraftWatch:
     """The texts of one engine's requests, as its callers know them.
 
     checks_guesses: where guesses are made; else tests make drafts up.
+    num_groups: of the model that is served, where a draft model guesses.
     """
 
-    def __init__(self, checks_guesses: bool) -> None:
+    def __init__(self, checks_guesses: bool, num_groups: int | None = None) -> None:
         self._checks_guesses = checks_guesses
+        self._num_groups = num_groups
         self.num_drafts = 0
         self.num_forced = 0
         self._prompts: dict[str, Sequence[int]] = {}
@@ -135,11 +143,22 @@ class DraftWatch:
     def _check_guesses(self, chunk: ScheduledRequest) -> None:
         self.num_drafts += chunk.asked.num_drafts
         name = chunk.request_id
+        if self._num_groups is not None:
+            self._check_guesses_of_model(chunk, self._num_groups)
+            return
         pairs = set(pairwise(chunk.token_ids[-chunk.asked.num_drafts - 1 :]))
         others = pairs - self._answered[chunk.adapter, *self._askers[name]]
         if others:
             others -= set(pairwise((*self._prompts[name], *self._answers[name])))
         assert not others, f"{name} was offered drafts that are none of its own: {others}"
+
+    def _check_guesses_of_model(self, chunk: ScheduledRequest, num_groups: int) -> None:
+        """Assert that they are what the draft model, alone with the request's text, says."""
+        name, num_known = chunk.request_id, chunk.end - chunk.asked.num_drafts
+        text = [*self._prompts[name], *self._answers[name]][:num_known]
+        assert len(text) == num_known, f"{name} was offered drafts behind tokens that nobody knows"
+        expected = lone_guesses(text, chunk.asked.num_drafts, num_groups)
+        assert [*chunk.draft_token_ids] == expected, f"{name} was offered drafts of another text"
 
     def _check_forced(self, chunk: ScheduledRequest) -> None:
         """Assert that each draft is the only token that may be drawn before it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from lora_serve.adapters.manager import AdapterManager
@@ -15,11 +15,13 @@ from lora_serve.config import (
     SchedulerConfig,
     SpeculativeConfig,
 )
+from lora_serve.config.speculative import DRAFT_MODEL
 from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.kv_events import KVEvents
 from lora_serve.engine.core.kv_tiers import StaleVersions
 from lora_serve.engine.core.start import most_tokens_in_flight
 from lora_serve.fuzz.oracle.content import EOS, VOCAB_SIZE
+from lora_serve.fuzz.oracle.draft_model import oracle_draft_model
 from lora_serve.fuzz.oracle.drafts import DraftWatch
 from lora_serve.fuzz.oracle.executor import ONE_GROUP, MakeExecutor, OracleExecutor, oracle_model
 from lora_serve.fuzz.oracle.grammars import OracleGrammars
@@ -120,6 +122,9 @@ class OracleEngine:
             self.read_rng,
         )
         model, hasher = oracle_model(self.num_blocks, BLOCK_SIZE, self.groups), self.hasher_class()
+        if self.speculative.method == DRAFT_MODEL:
+            draft_model = oracle_draft_model(self.num_blocks // 2, BLOCK_SIZE)
+            model = replace(model, draft_model=draft_model)
         if self.indexer is not None:
             hasher = RecordingHasher(hasher, self.indexer.origins)
         self.events = self._events()
@@ -146,7 +151,10 @@ class OracleEngine:
         )
         self.drafts: DraftWatch | None = None
         if self.speculative.max_drafts:
-            self.drafts = DraftWatch(self.speculative.is_enabled)
+            is_model = self.speculative.method == DRAFT_MODEL
+            self.drafts = DraftWatch(
+                self.speculative.is_enabled, len(self.groups) if is_model else None
+            )
         self._num_watched = 0  # of the executor's steps
         self.outputs: dict[str, list[EngineOutput]] = {}
         self.calls: dict[int, CallReply] = {}

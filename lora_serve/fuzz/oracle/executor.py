@@ -29,6 +29,7 @@ from lora_serve.fuzz.oracle.content import (
     scored_token,
     start_content,
 )
+from lora_serve.fuzz.oracle.draft_model import OracleDraftModel
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.kv_groups import KVGroup
 from lora_serve.model_info import ModelInfo
@@ -81,6 +82,7 @@ class OracleExecutor:
         self._prepared: set[bytes] = set()
         self._active: set[bytes] = set()
         self._submitted: deque[SchedulerOutput] = deque()
+        self._draft_model = OracleDraftModel(block_size, len(groups))
         self._drawn: tuple[RequestStepOutput, ...] = ()  # by the last step with requests
         self.num_computed_tokens = 0
         self.steps: list[SchedulerOutput] = []
@@ -153,12 +155,24 @@ class OracleExecutor:
         if asked.scoring is not None:
             rows = by_token[asked.scoring.first_row :]
             scored = tuple(map(scored_token, asked.scoring.target_ids, rows))
+        token_ids = accepted(drawn, request.draft_token_ids)
         return RequestStepOutput(
-            accepted(drawn, request.draft_token_ids),
+            token_ids,
             prompt_logprobs=scored,
             pooled=self._pooled(by_token, asked.num_pooled),
             hidden_sums=hidden_sums(by_token) if asked.sums_hidden else b"",
+            next_drafts=self._next_drafts(request, token_ids),
         )
+
+    def _next_drafts(
+        self, request: ScheduledRequest, token_ids: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """What the draft model guesses behind the tokens that the step draws."""
+        if request.draft_chunk is None:
+            return ()
+        if request.token_from is not None:
+            token_ids = (*self._drawn[request.token_from].token_ids, *token_ids)
+        return self._draft_model.guess(request.draft_chunk, token_ids)
 
     def _pooled(self, contents: Sequence[tuple[bytes, ...]], num_pooled: int) -> bytes:
         return b"".join(map(b"".join, contents[len(contents) - num_pooled :]))

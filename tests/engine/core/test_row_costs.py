@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from lora_serve.engine.core.row_costs import measured_row_costs
+from lora_serve.fuzz.oracle.draft_model import oracle_draft_model
 from lora_serve.fuzz.oracle.executor import OracleExecutor, oracle_model
 from lora_serve.step import ModelRunnerOutput, SchedulerOutput
 
@@ -32,7 +33,8 @@ class SlowExecutor(OracleExecutor):
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         is_first = all(other.num_tokens != step.num_tokens for other in self.steps)
-        seconds = 1.0 + self.row_seconds * step.num_tokens
+        num_guesses = sum(request.num_next_drafts for request in step.requests)
+        seconds = 1.0 + self.row_seconds * step.num_tokens + 0.5 * num_guesses
         self.clock.now += (10 if is_first else 1) * seconds / 1000
         return super().execute(step)
 
@@ -56,6 +58,19 @@ def test_a_large_model_is_measured_up_to_fewer_rows() -> None:
     assert costs is not None
     assert max(step.num_tokens for step in executor.steps) == 2
     assert costs.seconds(16) == pytest.approx(1.601)
+
+
+def test_a_draft_model_is_measured_too() -> None:
+    executor = SlowExecutor(0.25)
+    model = replace(MODEL, draft_model=oracle_draft_model(4, BLOCK_SIZE))
+    costs = measured_row_costs(executor, model, BLOCK_SIZE, 4, executor.clock)
+    assert costs is not None
+    assert costs.draft_seconds(1) == pytest.approx(0.0005)
+    # Of two requests at once each guess takes half of what two rows take.
+    assert costs.draft_seconds(2) == pytest.approx(0.0005 * 1.5 / 1.25 / 2)
+    free = [0.9, 0.8]  # tokens that the rows may be expected to add
+    assert costs.num_worth(1, 1, free) == 2
+    assert costs.num_worth(1, 1, free, draft_seconds=10.0) == 0
 
 
 def test_one_row_alone_tells_nothing_of_others() -> None:

@@ -76,6 +76,54 @@ def test_a_method_of_quantisation_that_is_not_the_checkpoints_is_refused(model: 
     assert f"--quantization gptq: the weights of {model} are" in refusal(model, quantization="gptq")
 
 
+@pytest.fixture
+def draft_model(model: Path, tmp_path: Path) -> Path:
+    """The same model in another directory."""
+    return shutil.copytree(model, tmp_path / "draft")
+
+
+def draft_refusal(model: Path, draft_model: Path) -> str:
+    return refusal(model, speculative_config={"model": str(draft_model)})
+
+
+def test_a_draft_model_of_the_same_tokens_passes_without_its_weights(
+    model: Path, draft_model: Path
+) -> None:
+    check_startup(engine_config(model=str(model), speculative_config={"model": str(draft_model)}))
+
+
+def test_a_draft_model_that_is_not_there_or_is_not_served_is_refused(
+    model: Path, draft_model: Path, tmp_path: Path
+) -> None:
+    told = draft_refusal(model, tmp_path / "nothing")
+    assert told.startswith("--speculative-config: the draft model: model ")
+    assert "neither a directory nor a hub id" in told
+    edit(draft_model / "config.json", architectures=["T5ForConditionalGeneration"])
+    told = draft_refusal(model, draft_model)
+    assert told.startswith("--speculative-config: the draft model: ")
+    assert "architecture T5ForConditionalGeneration is not among those" in told
+
+
+def test_a_draft_model_of_other_tokens_is_refused(model: Path, draft_model: Path) -> None:
+    tokenizer = draft_model / "tokenizer.json"
+    stored = json.loads(tokenizer.read_text())
+    tokenizer.write_text(json.dumps(stored))  # other bytes, and the same tokens
+    check_startup(engine_config(model=str(model), speculative_config={"model": str(draft_model)}))
+    vocabulary = stored["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    edit(tokenizer, model=stored["model"])
+    assert "has other tokens than that of" in draft_refusal(model, draft_model)
+    edit(draft_model / "config.json", vocab_size=7)
+    assert "has a vocabulary of 7 tokens, and the model that is served one of" in draft_refusal(
+        model, draft_model
+    )
+
+
+def test_a_draft_model_that_no_memory_holds_is_refused(model: Path, draft_model: Path) -> None:
+    edit(draft_model / "config.json", intermediate_size=2**31 - 1, num_hidden_layers=100)
+    assert "bytes at least, and" in draft_refusal(model, draft_model)
+
+
 def test_a_kernel_that_does_not_exist_is_refused(model: Path) -> None:
     told = refusal(model, override_op=("lore=reference", "linear=reference", "emb=reference"))
     assert [line.split(":")[0] for line in told.splitlines()] == [
