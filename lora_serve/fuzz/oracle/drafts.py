@@ -23,7 +23,7 @@ from lora_serve.speculation.row_costs import RowCosts
 from lora_serve.step import ScheduledRequest, SchedulerOutput
 
 MOST_REPEATABLE = 4
-DRAFT_MODEL_SHARE = 0.5  # of the traces without past answers in which something is guessed
+DRAFT_MODEL_SHARE = 0.12  # of the traces in which n-grams would guess
 
 Pair = tuple[int, int]
 WhoseText = tuple[AdapterRef | NoAdapter, str, str]  # the version, salt and tenant
