@@ -8,10 +8,12 @@
 //
 // Positions are walked in tiles of 64 (attention_tile.h), tiles in spans of 512, all at absolute
 // positions; spans are merged in ascending order (attention_unit.h). This file shares units among
-// threads: whole where they are many, span by span where one is too big for its share.
+// threads: whole where they are many, span by span where one is too big for its share, or where
+// several requests have the span in the same blocks (attention_sharing.h).
 
 #pragma once
 
+#include "attention_sharing.h"
 #include "attention_unit.h"
 
 namespace lora_serve::LORA_SERVE_PATH {
@@ -24,15 +26,18 @@ constexpr size_t kUnitRows = 64;
 // 2026: 256 K of it take 2 us.
 constexpr size_t kParallelAttention = 256 << 10;
 
+// One of SharedSpans, for kv head `span`, where is_shared.
 struct AttentionTask {
   uint32_t unit;
   int32_t span;  // -1: all of them
+  bool is_shared;
 };
 
 // Units and tasks of one call, and the memory they need.
 struct AttentionWork {
   AttentionUnit* units;
   size_t num_units;
+  SharedSpans shared;
   AttentionTask* tasks;
   size_t num_tasks;
   size_t num_partials;
@@ -64,7 +69,8 @@ static size_t list_units(const AttentionSetup<T>& setup, size_t tokens_per_unit,
       const size_t from = block * tokens_per_unit;
       const size_t here = tokens - from < tokens_per_unit ? tokens - from : tokens_per_unit;
       for (size_t h = 0; h < setup.call->shape.num_kv_heads; ++h) {
-        units[count++] = {r, h, first + from, here, start + static_cast<int64_t>(from), 0, false};
+        units[count++] = {r, h, first + from, here, start + static_cast<int64_t>(from),
+                          0, 0, false};
       }
     }
   }
@@ -77,7 +83,7 @@ static size_t cost_of(const AttentionSetup<T>& setup, const AttentionUnit& unit)
   return unit.num_tokens * setup.heads * static_cast<size_t>(seen.end - seen.begin);
 }
 
-// A unit is split when it alone is more than half of a thread's fair share.
+// A unit is split when it alone is more than half of a thread's fair share, or shares spans.
 template <class T>
 static void mark_split_units(const AttentionSetup<T>& setup, Workers& workers,
                              AttentionWork& work) {
@@ -85,28 +91,40 @@ static void mark_split_units(const AttentionSetup<T>& setup, Workers& workers,
   for (size_t u = 0; u < work.num_units; ++u) total += cost_of(setup, work.units[u]);
   work.team = workers.team(total * setup.layout.head_size >= kParallelAttention);
   const size_t share = total / (2 * static_cast<size_t>(work.team.num_threads));
-  work.num_tasks = 0;
+  const size_t fit = setup.max_rows / setup.heads, fair = share / (setup.heads * kSpan);
+  const size_t most = fit < fair ? fit : fair;  // a task of them is not too big, either
+  if (most >= 2) find_shared_spans(setup, work.units, work.num_units, most, work.shared);
+  work.num_tasks = work.shared.num_spans * setup.call->shape.num_kv_heads;
   work.num_partials = 0;
   for (size_t u = 0; u < work.num_units; ++u) {
     AttentionUnit& unit = work.units[u];
     const size_t spans = static_cast<size_t>(setup.num_spans(unit));
-    unit.split = work.team.num_threads > 1 && spans > 1 && cost_of(setup, unit) > share;
+    unit.split = unit.shared_spans > 0 ||
+                 (work.team.num_threads > 1 && spans > 1 && cost_of(setup, unit) > share);
     unit.first_partial = work.num_partials;
     work.num_partials += unit.split ? spans : 0;
-    work.num_tasks += unit.split ? spans : 1;
+    work.num_tasks += unit.split ? spans - unit.shared_spans : 1;
   }
 }
 
 template <class T>
 static void list_tasks(const AttentionSetup<T>& setup, AttentionWork& work) {
   AttentionTask* next = work.tasks;
+  for (uint32_t s = 0; s < work.shared.num_spans; ++s) {
+    for (size_t h = 0; h < setup.call->shape.num_kv_heads; ++h) {
+      *next++ = {s, static_cast<int32_t>(h), true};
+    }
+  }
   for (uint32_t u = 0; u < work.num_units; ++u) {
-    if (!work.units[u].split) {
-      *next++ = {u, -1};
+    const AttentionUnit& unit = work.units[u];
+    if (!unit.split) {
+      *next++ = {u, -1, false};
       continue;
     }
-    const int32_t spans = static_cast<int32_t>(setup.num_spans(work.units[u]));
-    for (int32_t span = 0; span < spans; ++span) *next++ = {u, span};
+    const int32_t spans = static_cast<int32_t>(setup.num_spans(unit));
+    for (int32_t span = static_cast<int32_t>(unit.shared_spans); span < spans; ++span) {
+      *next++ = {u, span, false};
+    }
   }
 }
 
@@ -139,6 +157,34 @@ static void run_one_span(const AttentionSetup<T>& setup, const AttentionUnit& un
   }
 }
 
+// Rows of `from` from `first` on become all rows of `to`.
+static inline void copy_partial(const AttentionPartial& from, size_t first, size_t num_rows,
+                                size_t head_size, const AttentionPartial& to) {
+  std::memcpy(to.max, from.max + first, num_rows * sizeof(float));
+  std::memcpy(to.sum, from.sum + first, num_rows * sizeof(float));
+  std::memcpy(to.out, from.out + first * head_size, num_rows * head_size * sizeof(float));
+}
+
+template <class T>
+static void run_shared_span(const AttentionSetup<T>& setup, const AttentionWork& work,
+                            const SharedSpan& shared, size_t kv_head, float* partials,
+                            const AttentionMemory<T>& memory) {
+  const auto unit_of = [&](size_t i) -> const AttentionUnit& {
+    return work.units[work.shared.members[shared.first_member + i] + kv_head];
+  };
+  for (size_t i = 0; i < shared.num_members; ++i) {
+    load_queries(setup, unit_of(i), memory, i * setup.heads);
+  }
+  const size_t rows = shared.num_members * setup.heads;
+  walk_shared_span(setup, unit_of(0), shared.span, rows, memory);
+  const AttentionPartial found = span_result(memory, {0, rows});
+  for (size_t i = 0; i < shared.num_members; ++i) {
+    const size_t at = unit_of(i).first_partial + static_cast<size_t>(shared.span);
+    copy_partial(found, i * setup.heads, setup.heads, setup.layout.head_size,
+                 setup.partial_at(partials + at * setup.partial_floats()));
+  }
+}
+
 template <class T>
 static void merge_split_unit(const AttentionSetup<T>& setup, const AttentionUnit& unit,
                              float* partials, const AttentionMemory<T>& memory) {
@@ -163,8 +209,12 @@ static void run_tasks(const AttentionSetup<T>& setup, const AttentionWork& work,
     return AttentionMemory<T>(setup, memories + at);
   };
   for_each_task(work.team, work.num_tasks, [&](size_t task, int thread) {
-    const AttentionUnit& unit = work.units[work.tasks[task].unit];
     const int32_t span = work.tasks[task].span;
+    if (work.tasks[task].is_shared) {
+      return run_shared_span(setup, work, work.shared.spans[work.tasks[task].unit],
+                             static_cast<size_t>(span), partials, memory_of(thread));
+    }
+    const AttentionUnit& unit = work.units[work.tasks[task].unit];
     if (span < 0) return run_whole_unit(setup, unit, memory_of(thread));
     const size_t at = (unit.first_partial + static_cast<size_t>(span)) * setup.partial_floats();
     run_one_span(setup, unit, setup.first_span(unit) + span, memory_of(thread),
@@ -191,8 +241,12 @@ static void attention_of(const AttentionCall& call, Workers& workers) {
                                 logit_scale(call)};
   AttentionWork work{};
   const size_t num_units = count_units(setup, tokens_per_unit);
-  work.units = static_cast<AttentionUnit*>(workers.plan.take(num_units * sizeof(AttentionUnit)));
+  const size_t units_bytes = round_up(num_units * sizeof(AttentionUnit), 64);
+  const SharingBound bound = bound_of_sharing(setup);
+  char* plan_memory = static_cast<char*>(workers.plan.take(units_bytes + bound.bytes()));
+  work.units = reinterpret_cast<AttentionUnit*>(plan_memory);
   work.num_units = list_units(setup, tokens_per_unit, work.units);
+  work.shared = bound.in(plan_memory + units_bytes);
   mark_split_units(setup, workers, work);
 
   const size_t tasks_bytes = round_up(work.num_tasks * sizeof(AttentionTask), 64);

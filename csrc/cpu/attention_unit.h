@@ -25,6 +25,7 @@ struct AttentionUnit {
   size_t first_token, num_tokens;  // rows of q
   int64_t first_position;
   size_t first_partial;  // of the unit's spans, when tasks walk them one by one
+  size_t shared_spans;   // the first ones, which are walked with other units' (attention_sharing.h)
   bool split;
 };
 
@@ -141,10 +142,10 @@ static Range rows_that_see(const AttentionSetup<T>& setup, const AttentionUnit& 
 
 template <class T>
 static void load_queries(const AttentionSetup<T>& setup, const AttentionUnit& unit,
-                         const AttentionMemory<T>& memory) {
+                         const AttentionMemory<T>& memory, size_t first_row = 0) {
   const AttentionCall& call = *setup.call;
   const size_t head_size = setup.layout.head_size;
-  auto* to = memory.state.q;
+  auto* to = memory.state.q + first_row * head_size;
   for (size_t t = 0; t < unit.num_tokens; ++t) {
     const T* token = static_cast<const T*>(call.q.data) + (unit.first_token + t) * call.q.stride;
     for (size_t h = 0; h < setup.heads; ++h, to += head_size) {
@@ -177,6 +178,16 @@ static TileGroups find_groups(const AttentionSetup<T>& setup, const AttentionUni
   return groups;
 }
 
+template <class Dot>
+static void clear_rows(const TileState<Dot>& state, Range rows) {
+  for (size_t r = rows.begin; r < rows.end; ++r) {
+    state.max[r] = -std::numeric_limits<float>::infinity();
+    store(state.sums + r * kLanes, zero());
+  }
+  std::memset(state.out + rows.begin * state.head_size, 0,
+              (rows.end - rows.begin) * state.head_size * sizeof(float));
+}
+
 // Walks one span; memory.state then holds its rows' max, sums (16 lanes) and out.
 template <class T>
 static Range walk_span(const AttentionSetup<T>& setup, const AttentionUnit& unit, int64_t span,
@@ -186,12 +197,7 @@ static Range walk_span(const AttentionSetup<T>& setup, const AttentionUnit& unit
     return setup.visible(unit.first_position + static_cast<int64_t>(row / setup.heads));
   };
   const Range all = rows_that_see(setup, unit, span * kSpan, (span + 1) * kSpan);
-  for (size_t r = all.begin; r < all.end; ++r) {
-    state.max[r] = -std::numeric_limits<float>::infinity();
-    store(state.sums + r * kLanes, zero());
-  }
-  std::memset(state.out + all.begin * state.head_size, 0,
-              (all.end - all.begin) * state.head_size * sizeof(float));
+  clear_rows(state, all);
   for (int64_t tile = span * kSpan; tile < (span + 1) * kSpan; tile += kTile) {
     const Range rows = rows_that_see(setup, unit, tile, tile + kTile);
     if (rows.begin == rows.end) continue;
@@ -203,6 +209,24 @@ static Range walk_span(const AttentionSetup<T>& setup, const AttentionUnit& unit
     attend_tile(state, groups, tile, rows, setup.scale, visible, has_next ? &next : nullptr);
   }
   return all;
+}
+
+// The same for `num_rows` rows of units that see the whole span, in the blocks of `unit`.
+template <class T>
+static void walk_shared_span(const AttentionSetup<T>& setup, const AttentionUnit& unit,
+                             int64_t span, size_t num_rows, const AttentionMemory<T>& memory) {
+  const auto& state = memory.state;
+  const Range rows{0, num_rows};
+  const Visible whole{span * kSpan, (span + 1) * kSpan};
+  clear_rows(state, rows);
+  for (int64_t tile = whole.begin; tile < whole.end; tile += kTile) {
+    const TileGroups groups = find_groups(setup, unit, tile, whole);
+    TileGroups next;
+    const bool has_next = num_rows <= kPrefetchRows && whole.end > tile + kTile;
+    if (has_next) next = find_groups(setup, unit, tile + kTile, whole);
+    attend_tile(state, groups, tile, rows, setup.scale, [&](size_t) { return whole; },
+                has_next ? &next : nullptr);
+  }
 }
 
 // Adds the lanes of each row's sum, giving the span as a partial that shares the state's memory.

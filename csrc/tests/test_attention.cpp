@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 #include <random>
 
@@ -93,6 +94,35 @@ struct Request {
     return out;
   }
 
+  // Attention of the last `count` positions as if each were a request of its own, which decodes in
+  // the blocks of all of them.
+  Array run_last(const Kernels& kernels, size_t count, Workers& workers) const {
+    const Array kv = Array::nans(dtype, cache_size());
+    const Array fused = rows;
+    const KvShape kv_shape{shape.block_size, shape.num_kv_heads, shape.head_size};
+    kernels.rotary_and_write_kv(
+        {dtype, heads_from(fused, 0, 0), heads_from(fused, 0, shape.num_heads),
+         heads_from(fused, 0, shape.num_heads + shape.num_kv_heads),
+         static_cast<const float*>(cos_sin.data()), positions.data(), slots.data(), kv.data(),
+         kv_shape, shape.seq_len, shape.num_heads},
+        workers);
+    std::vector<int32_t> query_start{0}, seq_lens, tables;
+    for (size_t i = 0; i < count; ++i) {
+      query_start.push_back(static_cast<int32_t>(i + 1));
+      seq_lens.push_back(static_cast<int32_t>(shape.seq_len - count + i + 1));
+      tables.insert(tables.end(), table.begin(), table.end());
+    }
+    const AttentionPlan plan{query_start.data(), seq_lens.data(), tables.data(), count,
+                             table.size()};
+    Array out = Array::nans(dtype, count * shape.num_heads * shape.head_size);
+    kernels.attention(
+        {dtype, heads_from(fused, shape.seq_len - count, 0), out.data(), kv.data(), kv_shape,
+         &plan, shape.num_heads, 1 / std::sqrt(static_cast<float>(shape.head_size)), shape.window,
+         shape.softcap, nullptr},
+        workers);
+    return out;
+  }
+
   // Head `head` of the fused row of `token`, rotated and rounded unless it is a value.
   std::vector<double> head_of(size_t token, size_t head) const {
     const size_t size = shape.head_size, half = size / 2;
@@ -164,6 +194,12 @@ void test_attention(const Kernels& kernels, Dtype dtype) {
     const size_t long_chunk = shape.seq_len - shape.seq_len / 50;
     expect_same_bits(c, request.run(kernels, short_chunk, one), whole, "in short chunks, alone");
     expect_same_bits(c, request.run(kernels, long_chunk, three), whole, "in long chunks, shared");
+    const size_t count = std::min<size_t>(shape.seq_len, 12);
+    const size_t width = shape.num_heads * shape.head_size;
+    const Array last(dtype, count * width);
+    std::memcpy(last.data(), whole.at(whole.size() - count * width), last.bytes());
+    expect_same_bits(c, request.run_last(kernels, count, one), last, "as requests of its own");
+    expect_same_bits(c, request.run_last(kernels, count, three), last, "of three threads");
   }
 }
 

@@ -125,33 +125,39 @@ def lora_parts(
 
 
 def attention_works(ops: Ops, dtype: torch.dtype) -> Iterator[Work]:
-    """(requests, new tokens of each, positions of each)."""
-    for requests, tokens, seq_len in (
-        (1, 1, 128),
-        (1, 1, 1024),
-        (1, 1, 8192),
-        (1, 1, 32_768),
-        (8, 1, 1024),
-        (64, 1, 1024),
-        (1, 512, 512),
-        (1, 1024, 1024),
-        (1, 512, 8192),
+    """(requests, new tokens of each, positions of each, first ones that all share)."""
+    for requests, tokens, seq_len, shared in (
+        (1, 1, 128, 0),
+        (1, 1, 1024, 0),
+        (1, 1, 8192, 0),
+        (1, 1, 32_768, 0),
+        (8, 1, 1024, 0),
+        (8, 1, 8192, 0),
+        (8, 1, 8192, 8000),
+        (64, 1, 1024, 0),
+        (1, 512, 512, 0),
+        (1, 1024, 1024, 0),
+        (1, 512, 8192, 0),
     ):
         blocks = -(-seq_len // BLOCK_SIZE)
         cache = ops.attention.new_kv_cache(blocks * requests, BLOCK_SIZE, HKV, D, dtype).normal_()
+        tables = torch.randperm(blocks * requests).int().view(requests, blocks)
+        tables[:, : shared // BLOCK_SIZE] = tables[0, : shared // BLOCK_SIZE].clone()
         plan = ops.attention.plan_attention(
             (torch.arange(requests + 1) * tokens).int(),
             torch.full((requests,), seq_len, dtype=torch.int32),
-            torch.randperm(blocks * requests).int().view(requests, blocks),
+            tables,
             BLOCK_SIZE,
         )
         q = torch.randn(requests * tokens, HQ, D).to(dtype)
         seen = sum(range(seq_len - tokens + 1, seq_len + 1))
+        read = requests * (seq_len - shared) + shared
         yield Work(
-            f"attention, {requests} x {tokens} tokens at {seq_len}",
+            f"attention, {requests} x {tokens} tokens at {seq_len}"
+            + (f", {shared} of them shared" if shared else ""),
             partial(ops.attention.paged_attention, q, cache, plan, D**-0.5, None, None),
             4.0 * requests * seen * HQ * D,
-            q.element_size() * (requests * seq_len * HKV * D * 2 + 2 * q.numel()),
+            q.element_size() * (read * HKV * D * 2 + 2 * q.numel()),
         )
 
 
