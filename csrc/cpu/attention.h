@@ -26,6 +26,9 @@ constexpr size_t kUnitRows = 64;
 // 2026: 256 K of it take 2 us.
 constexpr size_t kParallelAttention = 256 << 10;
 
+// What spans leave is kept until all are walked: where that could be more, none are shared.
+constexpr size_t kMostSharedBytes = 64 << 20;
+
 // One of SharedSpans, for kv head `span`, where is_shared.
 struct AttentionTask {
   uint32_t unit;
@@ -40,7 +43,7 @@ struct AttentionWork {
   SharedSpans shared;
   AttentionTask* tasks;
   size_t num_tasks;
-  size_t num_partials;
+  size_t partial_floats;
   Team team;
 };
 
@@ -85,24 +88,28 @@ static size_t cost_of(const AttentionSetup<T>& setup, const AttentionUnit& unit)
 
 // A unit is split when it alone is more than half of a thread's fair share, or shares spans.
 template <class T>
-static void mark_split_units(const AttentionSetup<T>& setup, Workers& workers,
-                             AttentionWork& work) {
+static void mark_split_units(const AttentionSetup<T>& setup, const SharingBound& bound,
+                             Workers& workers, AttentionWork& work) {
   size_t total = 0;
   for (size_t u = 0; u < work.num_units; ++u) total += cost_of(setup, work.units[u]);
   work.team = workers.team(total * setup.layout.head_size >= kParallelAttention);
   const size_t share = total / (2 * static_cast<size_t>(work.team.num_threads));
   const size_t fit = setup.max_rows / setup.heads, fair = share / (setup.heads * kSpan);
   const size_t most = fit < fair ? fit : fair;  // a task of them is not too big, either
-  if (most >= 2) find_shared_spans(setup, work.units, work.num_units, most, work.shared);
+  const size_t bytes = bound.members * setup.call->num_heads * (setup.layout.head_size + 2) * 4;
+  if (most >= 2 && bytes <= kMostSharedBytes) {
+    find_shared_spans(setup, work.units, work.num_units, most, work.shared);
+  }
   work.num_tasks = work.shared.num_spans * setup.call->shape.num_kv_heads;
-  work.num_partials = 0;
+  work.partial_floats = 0;
   for (size_t u = 0; u < work.num_units; ++u) {
     AttentionUnit& unit = work.units[u];
     const size_t spans = static_cast<size_t>(setup.num_spans(unit));
     unit.split = unit.shared_spans > 0 ||
                  (work.team.num_threads > 1 && spans > 1 && cost_of(setup, unit) > share);
-    unit.first_partial = work.num_partials;
-    work.num_partials += unit.split ? spans : 0;
+    unit.first_partial = work.partial_floats;
+    const size_t rows = unit.num_tokens * setup.heads;
+    work.partial_floats += unit.split ? spans * setup.partial_floats(rows) : 0;
     work.num_tasks += unit.split ? spans - unit.shared_spans : 1;
   }
 }
@@ -179,9 +186,8 @@ static void run_shared_span(const AttentionSetup<T>& setup, const AttentionWork&
   walk_shared_span(setup, unit_of(0), shared.span, rows, memory);
   const AttentionPartial found = span_result(memory, {0, rows});
   for (size_t i = 0; i < shared.num_members; ++i) {
-    const size_t at = unit_of(i).first_partial + static_cast<size_t>(shared.span);
     copy_partial(found, i * setup.heads, setup.heads, setup.layout.head_size,
-                 setup.partial_at(partials + at * setup.partial_floats()));
+                 setup.partial_of(unit_of(i), static_cast<size_t>(shared.span), partials));
   }
 }
 
@@ -192,8 +198,7 @@ static void merge_split_unit(const AttentionSetup<T>& setup, const AttentionUnit
   const int64_t first = setup.first_span(unit);
   for (int64_t i = 0; i < setup.num_spans(unit); ++i) {
     const Range rows = rows_that_see(setup, unit, (first + i) * kSpan, (first + i + 1) * kSpan);
-    const size_t at = (unit.first_partial + static_cast<size_t>(i)) * setup.partial_floats();
-    const AttentionPartial partial = setup.partial_at(partials + at);
+    const AttentionPartial partial = setup.partial_of(unit, static_cast<size_t>(i), partials);
     for (size_t r = rows.begin; r < rows.end; ++r) {
       fold_row(memory.merged, partial, r, setup.layout.head_size);
     }
@@ -216,11 +221,10 @@ static void run_tasks(const AttentionSetup<T>& setup, const AttentionWork& work,
     }
     const AttentionUnit& unit = work.units[work.tasks[task].unit];
     if (span < 0) return run_whole_unit(setup, unit, memory_of(thread));
-    const size_t at = (unit.first_partial + static_cast<size_t>(span)) * setup.partial_floats();
     run_one_span(setup, unit, setup.first_span(unit) + span, memory_of(thread),
-                 setup.partial_at(partials + at));
+                 setup.partial_of(unit, static_cast<size_t>(span), partials));
   });
-  if (work.num_partials == 0) return;
+  if (work.partial_floats == 0) return;
   for_each_task(work.team, work.num_units, [&](size_t u, int thread) {
     if (work.units[u].split) {
       merge_split_unit(setup, work.units[u], partials, memory_of(thread));
@@ -247,12 +251,12 @@ static void attention_of(const AttentionCall& call, Workers& workers) {
   work.units = reinterpret_cast<AttentionUnit*>(plan_memory);
   work.num_units = list_units(setup, tokens_per_unit, work.units);
   work.shared = bound.in(plan_memory + units_bytes);
-  mark_split_units(setup, workers, work);
+  mark_split_units(setup, bound, workers, work);
 
   const size_t tasks_bytes = round_up(work.num_tasks * sizeof(AttentionTask), 64);
   const size_t memories_bytes =
       static_cast<size_t>(work.team.num_threads) * AttentionMemory<T>::bytes(setup);
-  const size_t partials_bytes = work.num_partials * setup.partial_floats() * sizeof(float);
+  const size_t partials_bytes = work.partial_floats * sizeof(float);
   char* memory =
       static_cast<char*>(workers.scratch.take(tasks_bytes + memories_bytes + partials_bytes));
   work.tasks = reinterpret_cast<AttentionTask*>(memory);

@@ -24,7 +24,7 @@ struct AttentionUnit {
   size_t request, kv_head;
   size_t first_token, num_tokens;  // rows of q
   int64_t first_position;
-  size_t first_partial;  // of the unit's spans, when tasks walk them one by one
+  size_t first_partial;  // where those of the unit's spans begin, when tasks walk them one by one
   size_t shared_spans;   // the first ones, which are walked with other units' (attention_sharing.h)
   bool split;
 };
@@ -57,9 +57,14 @@ struct AttentionSetup {
   int64_t num_spans(const AttentionUnit& unit) const {
     return (visible_to(unit).end + kSpan - 1) / kSpan - first_span(unit);
   }
-  size_t partial_floats() const { return max_rows * (layout.head_size + 2); }
-  AttentionPartial partial_at(float* memory) const {
-    return {memory, memory + max_rows, memory + 2 * max_rows};
+  size_t partial_floats(size_t rows) const { return rows * (layout.head_size + 2); }
+  AttentionPartial partial_at(float* memory, size_t rows) const {
+    return {memory, memory + rows, memory + 2 * rows};
+  }
+  // That of one span of a unit, its `index`-th.
+  AttentionPartial partial_of(const AttentionUnit& unit, size_t index, float* partials) const {
+    const size_t rows = unit.num_tokens * heads;
+    return partial_at(partials + unit.first_partial + index * partial_floats(rows), rows);
   }
 };
 
@@ -73,7 +78,7 @@ struct AttentionMemory {
 
   static size_t bytes(const AttentionSetup<T>& setup) {
     const size_t row_floats = 2 * setup.layout.head_size + 2 * kTile + kLanes + 2;
-    return round_up((setup.max_rows * row_floats + setup.partial_floats()) * sizeof(float), 64);
+    return round_up((setup.max_rows * row_floats + setup.partial_floats(setup.max_rows)) * sizeof(float), 64);
   }
 
   // Four bytes an element throughout, whatever Left is.
@@ -92,7 +97,7 @@ struct AttentionMemory {
     state.weights = reinterpret_cast<Left*>(take(kTile));
     state.max = take(1);
     state.decay = take(1);
-    merged = setup.partial_at(next);
+    merged = setup.partial_at(next, setup.max_rows);
   }
 };
 
