@@ -27,14 +27,22 @@ MAX_RETRY_SECONDS = 60
 
 
 class RequestGroup:
-    """The requests of one body, which come one after the other: all are admitted, or none is."""
+    """The requests of one body, which come one after the other: all are admitted, or none is.
+
+    `close` it when no further one will come, so that others get the room of those that never came.
+    """
 
     def __init__(self, num_requests: int, num_tokens: int) -> None:
         """num_tokens: of their prompts."""
-        self.num_requests = num_requests
+        self.num_requests = num_requests  # that have not come yet
         self.num_tokens = num_tokens
-        self.is_admitted = False
         self.refusal: LoraServeError | None = None
+        self.admitted_by: AdmissionControl | None = None
+        self.share = ""
+
+    def close(self) -> None:
+        if self.admitted_by is not None:
+            self.admitted_by.forget(self)
 
 
 class AdmissionControl:
@@ -52,6 +60,7 @@ class AdmissionControl:
         self._fair_share = fair_share
         self._clock = clock
         self._growing: set[str] = set()
+        self._num_to_come = 0  # of groups that were admitted
         self._waiting: dict[str, GenerateRequest] = {}  # choices without an output yet
         self._num_waiting_tokens = 0
         self._num_of_share: Counter[str] = Counter()  # of those that wait
@@ -62,7 +71,7 @@ class AdmissionControl:
     @property
     def num_queued(self) -> int:
         """Requests beyond those that may run at once."""
-        return max(0, len(self._growing) - self._max_num_seqs)
+        return max(0, len(self._growing) + self._num_to_come - self._max_num_seqs)
 
     def admit(self, message: EngineRequest, group: RequestGroup | None = None) -> None:
         """Count a prompt's choices.
@@ -77,11 +86,20 @@ class AdmissionControl:
         request, n = message.request, message.request.params.n
         num_tokens = n * request.prompt.num_tokens
         share = share_of(request, self._fair_share)
-        self._admit_group(group or RequestGroup(n, num_tokens), share)
+        group = group or RequestGroup(n, num_tokens)
+        self._admit_group(group, share)
+        group.num_requests -= n
+        group.num_tokens -= num_tokens
+        self._num_to_come -= n
         for choice_id in message.choice_ids:
             self._growing.add(choice_id)
             self._waiting[choice_id] = request
-        self._count(share, n, num_tokens)
+
+    def forget(self, group: RequestGroup) -> None:
+        """What of an admitted group has not come will not come any more."""
+        self._num_to_come -= group.num_requests
+        self._count(group.share, -group.num_requests, -group.num_tokens)
+        group.num_requests = group.num_tokens = 0
 
     def note_output(self, request_id: str) -> None:
         """It has got its first output, or a further one, so it does not wait any more."""
@@ -111,7 +129,7 @@ class AdmissionControl:
         """Admit the whole group with its first request, or refuse all of it."""
         if group.refusal is not None:
             raise group.refusal
-        if group.is_admitted:
+        if group.admitted_by is not None:
             return
         try:
             self._check_requests(group.num_requests, share)
@@ -119,7 +137,9 @@ class AdmissionControl:
         except LoraServeError as error:
             group.refusal = error
             raise
-        group.is_admitted = True
+        group.admitted_by, group.share = self, share
+        self._num_to_come += group.num_requests
+        self._count(share, group.num_requests, group.num_tokens)
 
     def _check_requests(self, num_new: int, share: str) -> None:
         limit = self._limits.max_num_queued_reqs
@@ -132,7 +152,8 @@ class AdmissionControl:
                 "together (--max-num-seqs, --max-num-queued-reqs); send fewer prompts or a lower n"
             )
         queued = self.num_queued
-        num_more = max(0, len(self._growing) + num_new - self._max_num_seqs) - queued
+        num_known = len(self._growing) + self._num_to_come
+        num_more = max(0, num_known + num_new - self._max_num_seqs) - queued
         if queued + num_more > limit:
             self._refuse(
                 "max_num_queued_reqs",

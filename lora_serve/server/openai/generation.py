@@ -46,6 +46,7 @@ from lora_serve.structured_outputs import ReasoningTokens
 MANY_LOGPROBS = 400  # with their alternatives
 MANY_TOKENS = 4096
 MANY_EMBEDDING_BYTES = 2**15
+BEGUN_AT_ONCE = 32  # of the requests of a body, between which others have their turn
 
 
 class AnswerPrefix(StrEnum):
@@ -106,7 +107,7 @@ class Generation:
             sum(request.params.n for request in requests),
             sum(request.params.n * request.prompt.num_tokens for request in requests),
         )
-        self._deltas = _merged([engine.generate(request, group) for request in requests])
+        self._deltas = _merged([engine.generate(request, group) for request in requests], group)
 
     async def wait_for_first(self) -> None:
         """Wait until something is there to be sent. What is wrong with a request shows here."""
@@ -272,8 +273,9 @@ def response_id(prefix: AnswerPrefix, request: Request, body: ScheduledBody) -> 
 
 
 async def _merged(
-    streams: Sequence[AsyncGenerator[OutputDelta, None]],
+    streams: Sequence[AsyncGenerator[OutputDelta, None]], group: RequestGroup
 ) -> AsyncGenerator[PromptDelta, None]:
+    """The deltas of a group's requests, which begin a few at a time beside what others do."""
     if len(streams) == 1:  # the usual case, without a task and a queue between
         async with aclosing(streams[0]) as stream:
             async for delta in stream:
@@ -281,9 +283,13 @@ async def _merged(
         return
     # One place, so that what a slow reader leaves waits in the engine's states, which bound it.
     queue: asyncio.Queue[PromptDelta | Exception | None] = asyncio.Queue(maxsize=1)
-    pumps = [asyncio.create_task(_pump(*item, queue)) for item in enumerate(streams)]
-    num_running = len(pumps)
+    pumps: list[asyncio.Task[None]] = []
     try:
+        for index, stream in enumerate(streams):
+            pumps.append(asyncio.create_task(_pump(index, stream, queue)))
+            if len(pumps) % BEGUN_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        num_running = len(pumps)
         while num_running:
             item = await queue.get()
             if isinstance(item, Exception):
@@ -295,6 +301,7 @@ async def _merged(
     finally:
         for pump in pumps:
             pump.cancel()
+        group.close()
         await asyncio.gather(*pumps, return_exceptions=True)
 
 

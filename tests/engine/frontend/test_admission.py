@@ -91,6 +91,22 @@ def test_the_prompts_of_a_body_are_taken_together_or_not_at_all() -> None:
     assert admission.num_queued == 1
 
 
+def test_the_room_of_a_bodys_prompts_is_kept_until_they_come_or_it_ends() -> None:
+    admission = control(max_num_queued_reqs=2, max_num_queued_tokens=25)
+    body = RequestGroup(num_requests=4, num_tokens=4)
+    admission.admit(request("a-0", 1), body)
+    assert admission.num_queued == 2
+    with pytest.raises(OverloadedError, match="requests queued: 2; 1 more would exceed"):
+        admission.admit(request("other", 1))
+    admission.admit(request("a-1", 1), body)
+    assert admission.num_queued == 2, "it is counted once"
+    body.close()
+    body.close()
+    assert admission.num_queued == 0
+    fill(admission, 2)
+    assert admission.num_queued == 2
+
+
 def test_a_body_of_too_many_prompts_is_no_matter_of_retrying() -> None:
     admission = control(max_num_queued_reqs=1)
     body = RequestGroup(num_requests=4, num_tokens=4)

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import math
 from array import array
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -14,6 +15,7 @@ from lora_serve.config import EngineConfig, SchedulerConfig, ServerConfig
 from lora_serve.pooling import PoolingParams
 from lora_serve.sampling_params import PROMPT_ONLY
 from lora_serve.server.openai import embeddings
+from lora_serve.server.openai.generation import BEGUN_AT_ONCE
 from tests.fakes.engine import CREATED, FakeEngine, fake_config, write_adapter
 from tests.fakes.tokenizer import BOS
 from tests.server.clients import client_for, error_of, serving
@@ -151,6 +153,19 @@ async def test_salts_priorities_and_groups_reach_the_engine(tmp_path: Path) -> N
     assert {(request.cache_salt, request.priority) for request in engine.seen} == {("s", 3)}
     assert len({id(group) for group in engine.groups}) == 1
     assert engine.groups[0].num_requests == 2
+
+
+async def test_many_inputs_begin_a_few_at_a_time(
+    engine: FakeEngine, client: httpx.AsyncClient
+) -> None:
+    count = 5 * BEGUN_AT_ONCE
+    answers = asyncio.create_task(embedded(client, input=["hi"] * count))
+    begun = []
+    while not answers.done():
+        begun.append(len(engine.seen))
+        await asyncio.sleep(0)
+    assert len(await answers) == len(engine.seen) == count
+    assert max(after - before for before, after in pairwise(begun)) <= BEGUN_AT_ONCE
 
 
 @pytest.mark.parametrize(
