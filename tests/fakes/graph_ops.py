@@ -86,14 +86,14 @@ class RecordableOps:
         scale: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
+        attend = self._ops.attention.paged_attention
         if not isinstance(plan, HeldAttention):
-            return self._ops.attention.paged_attention(q, kv_cache, plan, scale, window, softcap)
+            return attend(q, kv_cache, plan, scale, window, softcap, sinks)
         out = torch.zeros(q.shape, dtype=q.dtype)
         if n := plan.num_taken:
-            out[:n] = self._ops.attention.paged_attention(
-                q[:n], kv_cache, plan.plan, scale, window, softcap
-            )
+            out[:n] = attend(q[:n], kv_cache, plan.plan, scale, window, softcap, sinks)
         return out
 
     def lora(self, y: Tensor, x: Tensor, plan: LoRAPlan, linear_index: int) -> None:

@@ -44,7 +44,10 @@ PROMPT_TOKENS = 128
 WARM_UP_STEPS = 5
 BLOCK_SIZE = 16
 DTYPE = torch.bfloat16
-KERNELS = ("linear", "lora", "norm", "silu_and_mul", "rotary_and_write_kv", "attention", "greedy")
+KERNELS = (
+    *("linear", "lora", "norm", "silu_and_mul", "rotary_and_write_kv", "attention"),
+    "screened_tokens",
+)
 
 
 @dataclass(frozen=True, slots=True)
