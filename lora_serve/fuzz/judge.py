@@ -125,6 +125,8 @@ class Judge:
         source, wrong = "any version", "it names none"
         if not (choice.token_ids or choice.items or choice.fingerprints):
             return ""
+        if _was_ended_before_it_began(choice) and not choice.fingerprints:
+            return _told_without_tokens(choice)  # maybe before its name was looked up
         if not choice.fingerprints:  # a response names its version at its end
             versions = [v for v in possible - {ABSENT} if not self._refuses(ask, v, heard)]
             rights = [self._cold.answer(ask, version, heard.history) for version in versions]
@@ -153,9 +155,8 @@ class Judge:
 
         One that a call ended must be the right one of as many tokens, its text included.
         """
-        if choice.is_aborted and not choice.token_ids:
-            told = [choice.text, *choice.logprobs, *(item[-1] for item in choice.items)]
-            return f"it has no tokens, and tells {str(told)[:200]}" if any(told) else ""
+        if _was_ended_before_it_began(choice):
+            return _told_without_tokens(choice)
         right = self._cold.answer(_as_far_as(choice, ask), version, heard.history)
         own = right.choices[number]
         if choice.is_aborted:
@@ -248,6 +249,16 @@ class Judge:
 def _tenant(ask: Ask) -> tuple[Hashable, ...]:
     """Requests of another one share no KV with it."""
     return ask.api_key, ask.cache_salt
+
+
+def _was_ended_before_it_began(choice: Choice) -> bool:
+    return choice.is_aborted and not choice.token_ids
+
+
+def _told_without_tokens(choice: Choice) -> str:
+    """What is wrong with such a choice, or "": it may tell nothing."""
+    told = [choice.text, *choice.logprobs, *(item[-1] for item in choice.items)]
+    return f"it has no tokens, and tells {str(told)[:200]}" if any(told) else ""
 
 
 def _as_far_as(choice: Choice, ask: Ask) -> Ask:

@@ -218,9 +218,11 @@ def test_an_answer_that_a_call_ended_is_judged_as_far_as_it_came(cold: ColdEngin
     right = aborted(cold, ask, 6)
     assert right.text == shown
 
-    def findings(choice: Choice, *, told: int = 1, begin: float = 1.0) -> list[str]:
+    def findings(
+        choice: Choice, *, told: int = 1, begin: float = 1.0, asked: Ask = ask
+    ) -> list[str]:
         heard = Heard(0.0, 9.0, 200, is_whole=True, choices={0: choice})
-        trace = Trace(seed=0, events=(ask, Abort(newest=1)))
+        trace = Trace(seed=0, events=(asked, Abort(newest=1)))
         called = Called(begin, begin + 1, 200, f'{{"aborted": {told}}}')
         judged = Judge(trace, [heard, called], cold, BLOCK_SIZE)
         return [finding.what for finding in judged.findings()]
@@ -237,6 +239,12 @@ def test_an_answer_that_a_call_ended_is_judged_as_far_as_it_came(cold: ColdEngin
     ):
         (found,) = findings(wrong)
         assert what in found
+    # Ended before its adapter was looked up, which is not there.
+    stranger = replaced(ask, lora_name="gone")
+    empty = Choice(finish_reason="cancelled", items=[["message", ""]])
+    assert findings(empty, asked=stranger) == []
+    (found,) = findings(replace(empty, items=[["message", "a"]]), asked=stranger)
+    assert "it has no tokens, and tells ['', 'a']" in found
     assert findings(right, told=0) == ["0 requests aborted, but it was 1 to 1 of them"]
     assert findings(right, told=0, begin=10.0) == ["aborted, though no call named it while it ran"]
 
