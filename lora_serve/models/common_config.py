@@ -8,6 +8,10 @@ from lora_serve.models.decoder_shape import DecoderShape
 from lora_serve.models.settings import Settings
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+# Why a layer cannot be served that carries more along than what KV blocks hold.
+RECURRENT_STATE = (
+    "carry a recurrent state from token to token; the KV cache holds keys and values alone"
+)
 
 
 def stored_dtype(settings: Settings) -> str | None:

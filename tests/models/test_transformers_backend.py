@@ -180,8 +180,16 @@ def test_a_worker_loads_it_like_any_model_also_with_quantised_weights(
 @pytest.mark.parametrize(
     ("model_type", "changes", "told"),
     [
-        ("mamba", {}, "no attention"),
-        ("bloom", {}, "bmm"),
+        ("mamba", {}, "its layers of linear_attention carry a recurrent state from token to token"),
+        ("rwkv", {"max_position_embeddings": 99}, "its layers carry a recurrent state"),
+        ("lfm3", {}, "its layers of conv carry a recurrent state"),
+        ("falcon_h1", {}, "its layers of hybrid carry a recurrent state"),
+        ("deepseek_v32", {}, "its layers of indexed_attention attend to tokens that they choose"),
+        ("bloom", {}, "ALiBi's biases"),
+        ("falcon", {"alibi": True}, "ALiBi's biases"),
+        ("falcon", {"alibi": False}, "its attention takes no other implementation"),
+        ("bart", {}, "cross attention to an encoder's output"),
+        ("gpt2", {"add_cross_attention": True}, "cross attention to an encoder's output"),
         ("bert", {"is_decoder": False}, "causal"),
     ],
 )

@@ -15,6 +15,7 @@ from lora_serve.models.common_config import stored_dtype
 from lora_serve.models.rope import MOST_POSITIONS
 from lora_serve.models.settings import Settings
 from lora_serve.models.transformers_backend.interfaces import NAME, register
+from lora_serve.models.transformers_backend.obstacles import cross_attention, obstacle
 from lora_serve.models.transformers_backend.spec import TransformersSpec
 from lora_serve.models.transformers_backend.tracing import trace
 
@@ -42,6 +43,10 @@ def _read(
     model_class = None if config is None else _class_of(config, architecture, settings)
     if config is None or model_class is None:
         return None
+    why = obstacle(config, model_class)
+    if why is not None:
+        _refuse(settings, architecture, why)
+        return None
     max_positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(max_positions, int) or not 1 <= max_positions <= MOST_POSITIONS:
         settings.refuse(
@@ -62,14 +67,15 @@ def _read(
     except Exception as error:  # whatever its constructor raises
         own = isinstance(error, KeyError) and error.args == (NAME,)
         why = "its attention takes no other implementation" if own else _short(error)
-        settings.refuse(f"{architecture} cannot be served by --model-impl transformers: {why}")
+        _refuse(settings, architecture, why)
+        return None
+    why = cross_attention(model)
+    if why is not None:
+        _refuse(settings, architecture, why)
         return None
     found = trace(model)
     if found.findings:
-        settings.refuse(
-            f"{architecture} cannot be served by --model-impl transformers: "
-            + ", and ".join(found.findings)
-        )
+        _refuse(settings, architecture, ", and ".join(found.findings))
     tied = frozenset(getattr(model, "all_tied_weights_keys", None) or {})
     return TransformersSpec(
         model_class=model_class,
@@ -82,6 +88,10 @@ def _read(
         max_positions=max_positions,
         dtype=dtype,
     )
+
+
+def _refuse(settings: Settings, architecture: str, why: str) -> None:
+    settings.refuse(f"{architecture} cannot be served by --model-impl transformers: {why}")
 
 
 def _read_config(values: Mapping[str, object], settings: Settings) -> Any:
