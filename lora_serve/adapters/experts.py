@@ -32,9 +32,10 @@ _FUSED_NAME = re.compile(
     r"(?:base_model\.model\.)?(.+\.experts)(\.base_layer)?\.lora_([AB])\.weight", re.DOTALL
 )
 _EXPERT_NAME = re.compile(r"(.+\.experts)\.([0-9]{1,4})\..+", re.DOTALL)
+_MIXTRALS = ("w1", "w3", "w2")
 _PROJECTIONS = (
     ("gate_proj", "up_proj", "down_proj"),
-    ("w1", "w3", "w2"),
+    _MIXTRALS,
     ("gate_up_proj.even", "gate_up_proj.odd", "down_proj"),  # gpt-oss's, whose outputs take turns
 )
 _OLD_MODULE, _MODULE = ".block_sparse_moe.", ".mlp."  # Mixtral's, in checkpoints and in PEFT
@@ -131,7 +132,8 @@ def experts_of(lora_modules: Mapping[str, tuple[int, int]]) -> dict[str, LayerEx
             if f"{name}.0.{projections[0]}" in lora_modules:
                 inner, hidden_size = lora_modules[f"{name}.0.{projections[0]}"]
                 experts = LayerExperts(name, last + 1, projections, hidden_size, inner)
-                found[name.replace(_OLD_MODULE, _MODULE)] = experts
+                is_old = projections == _MIXTRALS
+                found[name.replace(_OLD_MODULE, _MODULE) if is_old else name] = experts
     return found
 
 

@@ -16,10 +16,13 @@ from lora_serve.ops.contract import Ops, PackedExperts, PackedLinear
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """The expert that all rows take. gate: says how much of it; from pack_gate, of one output."""
+    """The expert that all rows take.
+
+    gate: says how much of it; from pack_gate, of one output. None: all of it.
+    """
 
     mlp: GatedMLP
-    gate: PackedLinear
+    gate: PackedLinear | None
 
 
 class ExpertsMLP:
@@ -79,4 +82,7 @@ class ExpertsMLP:
             mixed = self._gather_out(mixed)
         if shared is None:
             return mixed
-        return experts.add_gated(shared.mlp(x, rows), experts.gate(x, shared.gate), mixed)
+        added = shared.mlp(x, rows)
+        if shared.gate is None:
+            return self._ops.rowwise.add(added, mixed)
+        return experts.add_gated(added, experts.gate(x, shared.gate), mixed)

@@ -26,7 +26,6 @@ from lora_serve.layers.mlp import GatedMLP
 from lora_serve.layers.summed_linear import SummedLinear, SumOfRanks
 from lora_serve.models.base import LinearLayout, Weights
 from lora_serve.models.decoder_shape import EMBEDDING, LM_HEAD, DecoderShape
-from lora_serve.models.joint_experts import take_down, take_gate_up
 from lora_serve.models.mixture import Mixture
 from lora_serve.ops.contract import Ops, PackedExperts, PackedLinear
 from lora_serve.ops.quantization import QuantizedWeight, rows_of_all, stacked
@@ -152,19 +151,21 @@ class DecoderParts:
         pack_gate, experts = ops.experts.pack_gate, list(mixture.experts(prefix))
         gate = pack_gate(
             self.weights.take(f"{prefix}.{names.gate}.weight"),
-            self.weights.take(f"{prefix}.{names.gate}.bias") if mixture.are_joint else None,
+            self.weights.take(f"{prefix}.{names.gate}.bias") if mixture.gate_has_bias else None,
         )
         if mixture.are_joint:
-            name, share = f"{prefix}.{names.experts}", self._place.share
-            gate_up = self._packed(take_gate_up(self.weights, name, share(inner)))
-            down = self._packed(take_down(self.weights, name, share(hidden_size)))
+            joint, count, share = mixture.joint, mixture.num_experts, self._place.share
+            gate_up = self._packed(joint.take_gate_up(self.weights, prefix, count, share(inner)))
+            down = self._packed(joint.take_down(self.weights, prefix, count, share(hidden_size)))
         else:
             gate_up = self._expert_linears(experts, (names.gate_proj, names.up_proj), inner)
             down = self._expert_linears(experts, (names.down_proj,), hidden_size)
         shared_expert = None
         if shared is not None:
-            shared_gate = self.weights.take(f"{prefix}.{names.shared_gate}.weight")
-            shared_expert = SharedExpert(shared, pack_gate(shared_gate))
+            shared_gate = None
+            if names.shared_gate is not None:
+                shared_gate = pack_gate(self.weights.take(f"{prefix}.{names.shared_gate}.weight"))
+            shared_expert = SharedExpert(shared, shared_gate)
         return ExpertsMLP(
             ops,
             gate,
@@ -183,7 +184,9 @@ class DecoderParts:
         """Puts ranks' shares of rows side by side; None where there is one rank."""
         return Gather(self.ops, self.group, division) if self.group.world_size > 1 else None
 
-    def _packed(self, experts: Iterable[tuple[Tensor | QuantizedWeight, Tensor]]) -> PackedExperts:
+    def _packed(
+        self, experts: Iterable[tuple[Tensor | QuantizedWeight, Tensor | None]]
+    ) -> PackedExperts:
         return self.ops.experts.pack_experts([packed(self.ops, *each) for each in experts])
 
     def _expert_linears(

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 
 from lora_serve.layers.limited_swiglu import SwiGLULimits
 from lora_serve.models.base import LinearLayout
-from lora_serve.models.joint_experts import joint_shapes
+from lora_serve.models.joint_experts import GPT_OSS, JointExperts
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
     """What a mixture's tensors are called within a decoder layer, without `.weight`.
 
-    shared: its three projections are called as a dense layer's are.
+    shared: its projections are called as a dense layer's are. shared_gate: None where it counts
+    whole.
     """
 
     gate: str = "mlp.gate"
@@ -26,7 +27,7 @@ class ExpertNames:
     up_proj: str = "up_proj"
     down_proj: str = "down_proj"
     shared: str = "mlp.shared_expert"
-    shared_gate: str = "mlp.shared_expert_gate"
+    shared_gate: str | None = "mlp.shared_expert_gate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class Mixture:
     num_chosen: experts that each row takes. among_chosen: as ExpertKernels.choose has it.
     intermediate_size: of one expert. layers: those that have a mixture; others have an MLP.
     shared_size: the intermediate size of the expert that all rows take; None: there is none.
-    are_joint: whether the experts of a layer lie as `joint_experts` has it; then they and the gate
-    have biases. swiglu: of that activation; None: experts have the model's.
+    are_joint: whether the experts of a layer lie together, as `joint` says; where they have biases,
+    so has the gate. swiglu: of that activation; None: experts have the model's.
     """
 
     num_experts: int
@@ -49,6 +50,11 @@ class Mixture:
     names: ExpertNames = ExpertNames()
     are_joint: bool = False
     swiglu: SwiGLULimits | None = None
+    joint: JointExperts = GPT_OSS
+
+    @property
+    def gate_has_bias(self) -> bool:
+        return self.are_joint and self.joint.has_biases
 
     def shapes(self, prefix: str, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """The shapes of a layer's tensors, but for the shared expert's own linear layers.
@@ -59,15 +65,16 @@ class Mixture:
         shapes: dict[str, tuple[int, ...]] = {
             f"{prefix}.{names.gate}.weight": (self.num_experts, hidden_size)
         }
-        if self.are_joint:
+        if self.gate_has_bias:
             shapes[f"{prefix}.{names.gate}.bias"] = (self.num_experts,)
-            name = f"{prefix}.{names.experts}"
-            return shapes | joint_shapes(name, self.num_experts, hidden_size, inner)
-        for expert in self.experts(prefix):
-            shapes[f"{expert}.{names.gate_proj}.weight"] = (inner, hidden_size)
-            shapes[f"{expert}.{names.up_proj}.weight"] = (inner, hidden_size)
-            shapes[f"{expert}.{names.down_proj}.weight"] = (hidden_size, inner)
-        if self.shared_size is not None:
+        if self.are_joint:
+            shapes |= self.joint.shapes(prefix, self.num_experts, hidden_size, inner)
+        else:
+            for expert in self.experts(prefix):
+                shapes[f"{expert}.{names.gate_proj}.weight"] = (inner, hidden_size)
+                shapes[f"{expert}.{names.up_proj}.weight"] = (inner, hidden_size)
+                shapes[f"{expert}.{names.down_proj}.weight"] = (hidden_size, inner)
+        if self.shared_size is not None and names.shared_gate is not None:
             shapes[f"{prefix}.{names.shared_gate}.weight"] = (1, hidden_size)
         return shapes
 

@@ -15,7 +15,12 @@ from lora_serve.models.common_config import refuse_quantised
 from lora_serve.models.gemma import read_gemma2, read_gemma3, read_gemma3_multimodal
 from lora_serve.models.glm import read_glm, read_glm4
 from lora_serve.models.gpt_oss import read_gpt_oss
-from lora_serve.models.granite import read_granite
+from lora_serve.models.granite import (
+    read_granite,
+    read_granite_hybrid,
+    read_granite_moe,
+    read_granite_moe_shared,
+)
 from lora_serve.models.llama import read_llama
 from lora_serve.models.mistral import read_mistral
 from lora_serve.models.mixtral import read_mixtral
@@ -45,6 +50,9 @@ ARCHITECTURES: Mapping[str, SpecReader] = {
     "GlmForCausalLM": read_glm,
     "GptOssForCausalLM": read_gpt_oss,
     "GraniteForCausalLM": read_granite,
+    "GraniteMoeForCausalLM": read_granite_moe,
+    "GraniteMoeHybridForCausalLM": read_granite_hybrid,
+    "GraniteMoeSharedForCausalLM": read_granite_moe_shared,
     "LlamaForCausalLM": read_llama,
     "MistralForCausalLM": read_mistral,
     "MixtralForCausalLM": read_mixtral,

@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
     "Glm4ForCausalLM": gguf.MODEL_ARCH.GLM4,
     "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
+    "GraniteMoeForCausalLM": gguf.MODEL_ARCH.GRANITE_MOE,
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "Olmo2ForCausalLM": gguf.MODEL_ARCH.OLMO2,
@@ -40,7 +41,7 @@ ARCHITECTURES = {
     "SmolLM3ForCausalLM": gguf.MODEL_ARCH.SMOLLM3,
     "Starcoder2ForCausalLM": gguf.MODEL_ARCH.STARCODER2,
 }
-LLAMAS = ("llama", "granite", "mixtral", "smollm3")  # whose q and k are reordered
+LLAMAS = ("llama", "granite", "granitemoe", "mixtral", "smollm3")  # whose q and k are reordered
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+\.weight)")
 # By the tensor's name in the file; vectors are always F32.
 TypeOf = Callable[[str], GgmlType]
@@ -94,6 +95,9 @@ def with_experts_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if expert := EXPERT.fullmatch(name):
             experts[f"{expert[1]}.{expert[3]}"][int(expert[2])] = tensor
+        elif name.endswith("block_sparse_moe.input_linear.weight"):
+            for half, part in zip(("w1", "w3"), tensor.chunk(2, dim=1), strict=True):
+                together[name.replace("input_linear", f"experts.{half}")] = part
         else:
             together[name] = tensor
     return together | {name: torch.stack([e[i] for i in sorted(e)]) for name, e in experts.items()}
@@ -156,7 +160,7 @@ def add_config(writer: gguf.GGUFWriter, config: Any) -> None:
         case "gemma2" | "gemma3_text":
             add_gemma(writer, config)
             return
-        case "granite":
+        case "granite" | "granitemoe":
             writer.add_attention_scale(config.attention_multiplier)
             writer.add_embedding_scale(config.embedding_multiplier)
             writer.add_residual_scale(config.residual_multiplier)

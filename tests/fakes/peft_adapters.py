@@ -22,7 +22,7 @@ ALL_PROJECTIONS = [
 
 # Of mixtures of experts attention, and what all tokens share. A pattern, because PEFT takes
 # the names of projections for those of experts, too.
-NO_EXPERTS = r".*(self_attn|shared_expert)\.\w+_proj"
+NO_EXPERTS = r".*(self_attn|shared_expert|shared_mlp)\.\w+_(proj|linear)"
 
 
 def make_peft(family: str, seed: int, *, seeds_biases: bool = True, **settings: Any) -> PeftModel:

@@ -24,6 +24,12 @@ from transformers import (
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
+    GraniteMoeSharedConfig,
+    GraniteMoeSharedForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -156,9 +162,20 @@ GRANITE = {
     "residual_multiplier": 0.22,
     "logits_scaling": 3.0,
 }
+GRANITE4 = GRANITE | {
+    "num_hidden_layers": 2,
+    "layer_types": ["full_attention"] * 2,
+    "shared_intermediate_size": 80,
+    "mamba_n_heads": 4,
+}
 SMALL_MODELS = {
     "smollm3": TinyModel(SmolLM3Config, SmolLM3ForCausalLM, {"no_rope_layers": [1, 0, 1]}),
     "granite": TinyModel(GraniteConfig, GraniteForCausalLM, GRANITE | TWO_LAYERS),
+    "granite4": TinyModel(
+        GraniteMoeHybridConfig,
+        GraniteMoeHybridForCausalLM,
+        GRANITE4 | {"num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
     "olmo2": TinyModel(Olmo2Config, Olmo2ForCausalLM, TWO_LAYERS),
     "olmo3": TinyModel(
         Olmo3Config, Olmo3ForCausalLM, WINDOW_FIRST | {"rope_parameters": OLMO3_ROPE}
@@ -201,6 +218,15 @@ MIXTURES = {
         MOE | {"head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [0]},
     ),
     "gpt-oss": TinyModel(GptOssConfig, GptOssForCausalLM, FEW_EXPERTS | GPT_OSS),
+    "granite-moe": TinyModel(GraniteMoeConfig, GraniteMoeForCausalLM, FEW_EXPERTS | GRANITE),
+    "granite-moe-shared": TinyModel(
+        GraniteMoeSharedConfig,
+        GraniteMoeSharedForCausalLM,
+        FEW_EXPERTS | GRANITE | {"shared_intermediate_size": 40},
+    ),
+    "granite4-moe": TinyModel(  # whose positions nothing tells
+        GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, FEW_EXPERTS | GRANITE4
+    ),
 }
 SMALL_MODELS |= MIXTURES
 TINY_MODELS = DENSE_MODELS | GEMMA_MODELS | SMALL_MODELS

@@ -29,7 +29,7 @@ from tests.fakes.tiny_models import MIXTURES, VOCAB_SIZE
 
 BACKENDS = pytest.mark.parametrize("ops", available_ops().values(), ids=lambda ops: ops.name)
 TOKENS = [(7 * i) % VOCAB_SIZE for i in range(40)]
-BOTH = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+BOTH = ["experts.gate_up_proj", "experts.down_proj"]
 PATTERNS = {"rank_pattern": {"gate_up_proj": 3}, "alpha_pattern": {r"experts\.down_proj": 5}}
 LAYER = "model.layers.0.mlp.experts"
 

@@ -44,6 +44,16 @@ def test_a_silent_granite_scales_nothing() -> None:
     assert read_as("Granite", logits_scaling=8).logit_scale == 0.125
 
 
+def test_granite_4_is_dense_or_a_mixture_and_rotates_where_it_says_so() -> None:
+    attention = {"layer_types": ["attention"] * 2, "shared_intermediate_size": 48}
+    dense = read_as("GraniteMoeHybrid", num_local_experts=0, **attention)
+    assert (dense.intermediate_size, dense.mixture, dense.unrotated) == (48, None, (0, 1))
+    newer = {"layer_types": ["full_attention"] * 2, "position_embedding_type": "rope"}
+    mixed = read_as("GraniteMoeHybrid", shared_intermediate_size=48, **newer)
+    assert mixed.mixture is not None
+    assert (mixed.mixture.shared_size, mixed.unrotated) == (48, ())
+
+
 def test_olmo_3_has_windows_and_two_rotary_bases_in_either_spelling() -> None:
     yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256}
     older = read_as("Olmo3", num_hidden_layers=4, rope_scaling=yarn, sliding_window=512)
@@ -113,6 +123,18 @@ def test_command_r7b_rotates_layers_with_a_window_alone() -> None:
             "no_rope_layers must be a 0 or 1 for each of",
         ),
         ("Granite", {"residual_multiplier": 0}, "residual_multiplier must be a positive number"),
+        (
+            "GraniteMoeHybrid",
+            {"layer_types": ["mamba", "attention"]},
+            "layers of mamba carry a recurrent state from token to token",
+        ),
+        ("GraniteMoeHybrid", {}, "layers of mamba carry a recurrent state"),
+        ("GraniteMoeHybrid", {"layer_types": ["attention"]}, "layer_types names 1 layers, not"),
+        (
+            "GraniteMoeHybrid",
+            {"layer_types": ["attention"] * 2, "normalization_function": "layernorm"},
+            "normalization_function other than rmsnorm is not supported",
+        ),
         ("Olmo2", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; silu is"),
         ("Olmo3", {"rope_parameters": {"rope_theta": 1e4}}, "for full_attention and sliding_atten"),
         ("Phi3", {"partial_rotary_factor": 0.2}, "0.2 of heads of 16 is no even number of"),

@@ -97,6 +97,10 @@ PINNED_FACTS = {  # the beginning of their SHA-256
     "qwen2-moe": "f493f9bbb11e0f44",
     "qwen3-moe": "3cc74ca3b107baee",
     "gpt-oss": "d2f39e48cf00e776",
+    "granite4": "0ca8caa81efc48a7",
+    "granite4-moe": "0e8e0c124b6b403f",
+    "granite-moe": "76d33820d21baf0d",
+    "granite-moe-shared": "9aa41d3ea9db3a7d",
 }
 
 

@@ -42,7 +42,7 @@ def mixture_of(family: str, **changes: Any) -> Mixture:
 def test_silent_configs_have_their_familys_numbers() -> None:
     found = {
         family: mixture_of(family, num_hidden_layers=2, num_key_value_heads=2)
-        for family in ("Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe", "GptOss")
+        for family in ("Mixtral", "Olmoe", "Qwen2Moe", "Qwen3Moe", "GptOss", "GraniteMoe")
     }
     counts = {name: (each.num_experts, each.num_chosen) for name, each in found.items()}
     assert counts == {
@@ -51,6 +51,7 @@ def test_silent_configs_have_their_familys_numbers() -> None:
         "Qwen2Moe": (60, 4),
         "Qwen3Moe": (128, 8),
         "GptOss": (128, 4),
+        "GraniteMoe": (8, 2),
     }
     sizes = {name: each.intermediate_size for name, each in found.items()}
     assert sizes == {
@@ -59,11 +60,13 @@ def test_silent_configs_have_their_familys_numbers() -> None:
         "Qwen2Moe": 1408,
         "Qwen3Moe": 768,
         "GptOss": 96,
+        "GraniteMoe": 96,
     }
     assert {name: each.shared_size for name, each in found.items() if each.shared_size} == {
         "Qwen2Moe": 5632
     }
-    assert [name for name, each in found.items() if each.among_chosen] == ["Mixtral", "GptOss"]
+    among_chosen = [name for name, each in found.items() if each.among_chosen]
+    assert among_chosen == ["Mixtral", "GptOss", "GraniteMoe"]
     assert {each.layers for each in found.values()} == {(0, 1)}
 
 
@@ -82,6 +85,13 @@ def test_a_silent_gpt_oss_has_windows_in_turns_and_yarn() -> None:
     )
     assert older.rope == spec.rope
     assert older.max_positions == 4096 * 32
+
+
+def test_a_granites_expert_of_all_rows_may_be_left_out() -> None:
+    family, size = "GraniteMoeShared", "shared_intermediate_size"
+    assert mixture_of(family).shared_size is None
+    assert mixture_of(family, **{size: 0}) == mixture_of("GraniteMoe")
+    assert mixture_of(family, **{size: 48}).shared_size == 48
 
 
 def test_experts_are_counted_in_either_spelling() -> None:
@@ -157,6 +167,8 @@ def test_adapters_on_what_chooses_or_is_chosen_are_refused_by_name(
         ("Qwen2Moe", {"use_sliding_window": True}, "use_sliding_window is not supported with"),
         ("Qwen3Moe", {"mlp_only_layers": "0"}, "mlp_only_layers must be a list of layers, is 0"),
         ("Qwen3Moe", {"norm_topk_prob": 1}, "norm_topk_prob must be"),
+        ("GraniteMoe", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; silu is"),
+        ("GraniteMoeShared", {"shared_intermediate_size": -1}, "must be a whole number from 0 on"),
         ("GptOss", {"swiglu_limit": 0}, "swiglu_limit must be a positive number"),
         ("GptOss", {"layer_types": ["linear_attention"] * 2}, "layers of linear_attention are not"),
         ("GptOss", {"num_key_value_heads": 2, "hidden_act": "gelu"}, "hidden_act 'gelu' is not"),

@@ -81,6 +81,15 @@ _MIXTURE_LAYER = MappingProxyType(
         "ffn_down_shexp": "mlp.shared_expert.down_proj",
     }
 )
+_GRANITE_MOE_LAYER = MappingProxyType(
+    {
+        **_LAYER,
+        "ffn_gate_inp": "block_sparse_moe.router.layer",
+        "ffn_gate_exps": f"block_sparse_moe.experts.{_EXPERT}.gate_proj",
+        "ffn_up_exps": f"block_sparse_moe.experts.{_EXPERT}.up_proj",
+        "ffn_down_exps": f"block_sparse_moe.experts.{_EXPERT}.down_proj",
+    }
+)
 
 # Keys of config.json, and of a file behind the architecture's name.
 Keys = Mapping[str, str]
@@ -113,6 +122,7 @@ _MIXTURE_KEYS: Keys = MappingProxyType(
         "norm_topk_prob": "expert_weights_norm",
     }
 )
+_GRANITE_MOE_KEYS: Keys = MappingProxyType({**_MIXTURE_KEYS, **_GRANITE_KEYS})
 _RMS_EPS = ("rms_norm_eps", "attention.layer_norm_rms_epsilon")
 _NORM_EPS = "attention.layer_norm_epsilon"
 
@@ -143,7 +153,7 @@ class GgufFamily:
 
     @property
     def has_experts(self) -> bool:
-        return self.keys is _MIXTURE_KEYS
+        return "num_experts" in self.keys
 
     def parts(
         self, stored: str, entry: TensorEntry, num_experts: int
@@ -201,6 +211,13 @@ FAMILIES: Mapping[str, GgufFamily] = MappingProxyType(
         "gemma3": GgufFamily("Gemma3ForCausalLM", _GEMMA_LAYER, norm_offset=1.0, keys=_GEMMA_KEYS),
         "glm4": GgufFamily("Glm4ForCausalLM", _GLM4_LAYER),
         "granite": GgufFamily("GraniteForCausalLM", permutes_qk=True, keys=_GRANITE_KEYS),
+        "granitemoe": GgufFamily(
+            "GraniteMoeForCausalLM",
+            _GRANITE_MOE_LAYER,
+            permutes_qk=True,
+            keys=_GRANITE_MOE_KEYS,
+            stated=MappingProxyType({"experts_apart": True}),
+        ),
         "llama": GgufFamily("LlamaForCausalLM", permutes_qk=True),
         "olmo2": GgufFamily("Olmo2ForCausalLM", _OLMO2_LAYER),
         "olmoe": GgufFamily("OlmoeForCausalLM", _MIXTURE_LAYER, keys=_MIXTURE_KEYS),

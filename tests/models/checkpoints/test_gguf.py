@@ -23,6 +23,8 @@ from lora_serve.models.dense import DenseSpec
 from lora_serve.models.gemma import GemmaSpec
 from lora_serve.models.source import load_spec, model_path
 from lora_serve.models.weights import open_weights
+from lora_serve.ops.reference import REFERENCE
+from tests.fakes.bare_model import BareModel, Prompt
 from tests.fakes.gguf_files import all_f32, save_gguf
 from tests.fakes.tiny_models import GEMMA, TINY_MODELS, TinyModel
 
@@ -65,6 +67,21 @@ def test_a_familys_file_gives_what_its_checkpoint_does(
         is_rounded = name.startswith("gemma") and "norm" in tensor
         tolerance = {"atol": 2e-7, "rtol": 0.0} if is_rounded else {"atol": 0.0, "rtol": 0.0}
         torch.testing.assert_close(source.read(tensor), stored.read(tensor), **tolerance)
+
+
+def test_a_granites_file_has_a_matrix_of_each_expert(
+    tiny_models: dict[str, PreTrainedModel], directories: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its own checkpoint has one of all; the answers are those of the same numbers."""
+    model, prompt = tiny_models["granite-moe"], Prompt(list(range(40)), range(4))
+    of_file, of_own = (
+        prompt.alone(BareModel(path, REFERENCE, torch.float32))
+        for path in (save_gguf(model, tmp_path / "m.gguf"), directories["granite-moe"])
+    )
+    assert torch.equal(of_file, of_own)
+    quantised = save_gguf(model, tmp_path / "q8.gguf", lambda name: GgmlType.Q8_0)
+    kept = BareModel(quantised, REFERENCE, torch.float32, keeps_codes=True)
+    assert sum(".experts." in name for name in kept.kept_codes) == 30
 
 
 def as_a_file_can_say(spec: ModelSpec, name: str) -> ModelSpec:
