@@ -18,6 +18,7 @@ from lora_serve.errors import ConfigError
 Popularity = Literal["uniform", "zipf", "round-robin"]
 POPULARITIES: tuple[str, ...] = get_args(Popularity)
 CLOSED_LOOP_CONCURRENCY = 8  # requests at once, where nothing says when they come
+MOST_REQUESTS = 100_000_000  # lists of them must fit into memory
 FIRST_TOKEN_ID = 10  # the first few ids are special tokens in many vocabularies
 
 
@@ -61,6 +62,8 @@ class WorkloadSpec:
 
     def __post_init__(self) -> None:
         _require_at_least("num_requests", self.num_requests, 1)
+        if self.num_requests > MOST_REQUESTS:
+            raise ConfigError(f"num_requests {self.num_requests} must be at most {MOST_REQUESTS}")
         _require_at_least("input_tokens", self.input_tokens, 1)
         _require_at_least("output_tokens", self.output_tokens, 1)
         _require_at_least("shared_prefix_tokens", self.shared_prefix_tokens, 0)

@@ -30,6 +30,7 @@ from lora_serve.simulate.rollout import RollOut
 from lora_serve.simulate.sizing import smallest
 
 EXIT_FAILED_REQUESTS = 1
+MOST_REPLICAS, MOST_ADAPTERS = 100_000, 10_000_000  # all of them are kept in memory
 
 
 def run_simulate(args: argparse.Namespace) -> int:
@@ -59,8 +60,8 @@ def run_simulate(args: argparse.Namespace) -> int:
     return EXIT_FAILED_REQUESTS if any(row.num_failed for row in rows) else 0
 
 
-def numbers(flag: str, text: str) -> tuple[int, ...]:
-    """Read 4, 1,2,4 or 1-4. Raises ConfigError for what is none, and for a number below 1."""
+def numbers(flag: str, text: str, most: int) -> tuple[int, ...]:
+    """Read 4, 1,2,4 or 1-4. Raises ConfigError for what is none, or not from 1 to `most`."""
     found: list[int] = []
     for part in text.split(","):
         first, is_range, last = part.partition("-")
@@ -72,6 +73,8 @@ def numbers(flag: str, text: str) -> tuple[int, ...]:
             raise ConfigError(
                 f"{flag} {text}: want a number of at least 1, or several as 1,2,4 or 1-4"
             )
+        if high > most:
+            raise ConfigError(f"{flag} {text}: {high} must be at most {most}")
         found += range(low, high + 1)
     return tuple(found)
 
@@ -87,12 +90,12 @@ class _Question:
         args = self.args
         self.limits = Limits.parse(args.goodput)
         self.roll_outs = [RollOut.parse(text) for text in args.roll_out]
-        self.replicas = numbers("--replicas", args.replicas)
+        self.replicas = numbers("--replicas", args.replicas, MOST_REPLICAS)
         self.engine = _engine(args, self.costs.engine)
         self.adapters = (
             (self.engine.max_cpu_loras,)
             if args.adapters_per_replica is None
-            else numbers("--adapters-per-replica", args.adapters_per_replica)
+            else numbers("--adapters-per-replica", args.adapters_per_replica, MOST_ADAPTERS)
         )
         if args.max_concurrency is not None and args.max_concurrency < 1:
             raise ConfigError(f"--max-concurrency {args.max_concurrency} must be at least 1")
@@ -102,8 +105,14 @@ class _Question:
             raise ConfigError("--find-replicas needs --goodput, such as --goodput ttft:500 tpot:50")
         if args.num_adapters and args.adapters:
             raise ConfigError("--num-adapters and --adapters both name adapters; leave one out")
-        if args.num_adapters < 0:
-            raise ConfigError(f"--num-adapters {args.num_adapters} must be at least 0")
+        if not 0 <= args.num_adapters <= MOST_ADAPTERS:
+            raise ConfigError(
+                f"--num-adapters {args.num_adapters} must be at least 0 and at most {MOST_ADAPTERS}"
+            )
+        if not 1 <= args.max_replicas <= MOST_REPLICAS:
+            raise ConfigError(
+                f"--max-replicas {args.max_replicas} must be at least 1 and at most {MOST_REPLICAS}"
+            )
         if args.save_workload:
             save_workload(make_workload(self.spec), args.save_workload)
 
