@@ -21,6 +21,7 @@ from lora_serve.identity import AdapterRef, NoAdapter
 from lora_serve.step import KVLoad, SchedulerOutput
 from lora_serve.worker.rank_shares import KVShares
 from tests.fakes.oracle_ranks import FAULTS, OracleRank, RankedOracles
+from tests.test_draft_model_traces import model_trace
 
 SIZES = (2, 3, 4, 6)  # of the oracle's four KV heads
 NUM_TRACES = len(SIZES)
@@ -56,6 +57,16 @@ def test_kv_that_some_ranks_stored_is_read_by_others() -> None:
             num_tier_tokens += trace.tiered.num_tier_tokens
     assert num_changes > 1
     assert num_tier_tokens > 100 * NUM_TIERED_TRACES
+
+
+def test_ranks_verify_what_a_draft_model_guesses() -> None:
+    num_accepted, sizes = 0, (2, 3)
+    for seed in range(len(sizes)):
+        with closing(RankedOracles(seed, sizes)) as oracles:
+            trace = model_trace(seed, executor_class=oracles, async_scheduling=seed % 2 == 1)
+            assert trace.run().wrong == [], f"seed {seed}"
+            num_accepted += trace.engine.core.scheduler.totals.num_accepted_tokens
+    assert num_accepted > 40 * len(sizes)
 
 
 @pytest.mark.slow
