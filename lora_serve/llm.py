@@ -102,8 +102,12 @@ class LLM:
         self._replies: dict[int, CallReply] = {}
         self._num_calls = 0
         self._num_prompts = 0
-        for name, path in self.config.lora.modules:
-            self.load_lora_adapter(name, path)
+        try:
+            for name, path in self.config.lora.modules:
+                self.load_lora_adapter(name, path)
+        except BaseException:
+            self.close()  # or its ranks would go on
+            raise
 
     def __enter__(self) -> LLM:
         return self

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from doctest import DocTestFinder, DocTestRunner
@@ -11,13 +14,20 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from lora_serve.errors import AdapterNotFoundError, ConfigError, InvalidRequestError
+from lora_serve.errors import (
+    AdapterFormatError,
+    AdapterNotFoundError,
+    ConfigError,
+    InvalidRequestError,
+)
 from lora_serve.llm import LLM
+from lora_serve.ops.cpu.threads import default_num_threads
 from lora_serve.outputs import RequestOutput
 from lora_serve.prompts import EmbedsPrompt, MixedPrompt, Prompt, TokensPrompt
 from lora_serve.sampling_params import SamplingParams
+from tests.e2e.processes import pids_below
 from tests.fakes.peft_adapters import save_adapters
 from tests.fakes.served_model import save_served_model
 
@@ -395,3 +405,16 @@ def test_mistakes_are_named_and_leave_the_engine_working(model_path: Path) -> No
         assert len(output.outputs[0].token_ids) <= 3
     with pytest.raises(ConfigError, match="max_lora"):
         LLM(str(model_path), max_lora=3)
+
+
+@pytest.mark.skipif(default_num_threads() < 2, reason="two ranks need two cores")
+def test_an_adapter_that_is_refused_at_the_start_leaves_no_rank_behind(
+    model_path: Path, adapter_paths: list[Path], tmp_path: Path
+) -> None:
+    harmed = shutil.copytree(adapter_paths[0], tmp_path / "harmed")
+    file = harmed / "adapter_model.safetensors"
+    save_file({name: tensor * math.nan for name, tensor in load_file(file).items()}, file)
+    settings = {"tensor_parallel_size": 2, "cpu_threads": 1}
+    with pytest.raises(AdapterFormatError, match="NaN"):
+        LLM(str(model_path), enable_lora=True, lora_modules=(f"a={harmed}",), **settings)
+    assert not pids_below(os.getpid(), b"rank_process")

@@ -1,21 +1,40 @@
-"""Ranks that do not come at the start: told of, and not waited for without an end."""
+"""Ranks that do not come, or are killed or stopped: told of, and not waited for without an end."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from lora_serve.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
+from lora_serve.config import (
+    CacheConfig,
+    EngineConfig,
+    LoRAConfig,
+    ModelConfig,
+    ParallelConfig,
+)
 from lora_serve.distributed import agreement
 from lora_serve.errors import RankLostError
+from lora_serve.identity import BASE_MODEL
+from lora_serve.models.source import load_spec
+from lora_serve.ops.cpu.threads import default_num_threads
 from lora_serve.ops.select import available_ops
-from lora_serve.worker import rank_process
+from lora_serve.step import SchedulerOutput
+from lora_serve.worker import rank_executor, rank_process
+from lora_serve.worker.rank_executor import RankExecutor
 from lora_serve.worker.rank_process import start_ranks
 from lora_serve.worker.rank_server import RankLinks
 from lora_serve.worker.worker import Worker
+from tests.e2e.processes import pids_below
+from tests.fakes.peft_adapters import make_peft, read_saved
+from tests.fakes.rank_lives import GREEDY, chunk
 from tests.fakes.ranks import SECONDS, make_rank, start_threads
 from tests.fakes.tiny_models import ALL_MODELS, ONE_LAYER, save
 
@@ -27,19 +46,35 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(ALL_MODELS[ONE_LAYER].make(), tmp_path_factory.mktemp("model") / "model")
 
 
+@pytest.fixture(scope="module")
+def adapter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AdapterCheckpoint:
+    peft = make_peft(ONE_LAYER, seed=1)
+    return read_saved(peft, tmp_path_factory.mktemp("adapter"), load_spec(model))
+
+
+@pytest.fixture(autouse=True)
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
+    """What the hook was told that would end the engine."""
+    told: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
+    return told
+
+
+def of_two_ranks(model: Path) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(model=str(model), cpu_threads=1),
+        cache=CacheConfig(num_gpu_blocks_override=16),
+        lora=LoRAConfig(enable_lora=True, max_loras=1),
+        parallel=ParallelConfig(tensor_parallel_size=2),
+    )
+
+
 def test_a_process_that_ends_at_its_start_is_told_of(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended: list[BaseException | None] = []  # by the hook that would end the engine
-    monkeypatch.setattr(threading, "excepthook", lambda told: ended.append(told.exc_value))
     monkeypatch.setattr(rank_process.sys, "executable", shutil.which("false"))
-    config = EngineConfig(
-        model=ModelConfig(model=str(model), cpu_threads=1),
-        cache=CacheConfig(num_gpu_blocks_override=16),
-        parallel=ParallelConfig(tensor_parallel_size=2),
-    )
     with pytest.raises(RankLostError, match="rank 1"):
-        start_ranks(config).load()
+        start_ranks(of_two_ranks(model)).load()
 
 
 def test_a_rank_that_hangs_at_its_start_is_not_waited_for_for_ever(
@@ -51,3 +86,88 @@ def test_a_rank_that_hangs_at_its_start_is_not_waited_for_for_ever(
     monkeypatch.setattr(agreement, "LOAD_SECONDS", 0.2)
     with pytest.raises(RankLostError, match="in time"):
         start_threads(2, lambda group: make_rank(model, group), hang).load()
+
+
+# ── processes that are killed or stopped ────────────────────────────────────────────────────────
+
+HOW = pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+needs_two_cores = pytest.mark.skipif(default_num_threads() < 2, reason="two ranks need two cores")
+
+
+def rank_pids() -> list[int]:
+    return pids_below(os.getpid(), b"rank_process")
+
+
+@contextmanager
+def loaded(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RankExecutor]:
+    """Two ranks that are loaded; none may be left when the first has ended them."""
+    monkeypatch.setattr(rank_process, "_END_SECONDS", 0.5)
+    executor = start_ranks(of_two_ranks(model))
+    executor.load()
+    try:
+        yield executor
+    finally:
+        executor.close()
+    assert not rank_pids()
+
+
+def wait_little(executor: RankExecutor) -> None:
+    """From here on ranks wait for each other no longer than for a stopped one."""
+    executor._seconds = executor._worker._group._seconds = 0.5  # type: ignore[attr-defined]
+
+
+@needs_two_cores
+@HOW
+def test_a_rank_that_is_lost_at_the_load_is_told_of(
+    model: Path, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "LOAD_SECONDS", 0.5)
+    monkeypatch.setattr(rank_executor, "LOAD_SECONDS", 0.5)
+    monkeypatch.setattr(rank_process, "_END_SECONDS", 0.5)
+    executor = start_ranks(of_two_ranks(model))
+    (rank,) = rank_pids()
+    os.kill(rank, how)
+    with pytest.raises(RankLostError, match="rank 1"):
+        executor.load()
+    assert not rank_pids()
+
+
+def prepares(executor: RankExecutor, adapter: AdapterCheckpoint) -> None:
+    executor.prepare_adapter(adapter)
+
+
+def steps(executor: RankExecutor, adapter: AdapterCheckpoint) -> None:
+    executor.submit(SchedulerOutput(0, (chunk(0, [1, 2, 3], 0, BASE_MODEL, GREEDY, 1),)))
+    executor.collect()
+
+
+@needs_two_cores
+@HOW
+@pytest.mark.parametrize("act", [prepares, steps])
+def test_a_rank_that_is_lost_when_it_is_asked_for_something_is_told_of(
+    model: Path,
+    adapter: AdapterCheckpoint,
+    act: Callable[[RankExecutor, AdapterCheckpoint], None],
+    how: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+    ended: list[BaseException | None],
+) -> None:
+    with loaded(model, monkeypatch) as executor:
+        act(executor, adapter)
+        wait_little(executor)
+        (rank,) = rank_pids()
+        os.kill(rank, how)
+        with pytest.raises(RankLostError, match="rank 1"):
+            act(executor, adapter)
+    assert all(isinstance(told, RankLostError) for told in ended)
+    assert bool(ended) == (how == signal.SIGKILL), "the engine ends with a rank that has ended"
+
+
+@needs_two_cores
+@HOW
+def test_a_rank_that_is_lost_before_the_end_is_not_waited_for_for_ever(
+    model: Path, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loaded(model, monkeypatch):
+        (rank,) = rank_pids()
+        os.kill(rank, how)

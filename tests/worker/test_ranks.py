@@ -149,7 +149,7 @@ def test_experts_of_codes_are_divided(tmp_path: Path, caplog: pytest.LogCaptureF
     assert life(whole(file), [other]) != expected
 
 
-@pytest.mark.parametrize("sizes", [(1, 4), (2, 1), (6, 2), (2, 3)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 4), (2, 1), (2, 4), (6, 2), (2, 3)], ids=str)
 def test_kv_of_one_number_of_ranks_is_read_by_another(model: Path, sizes: tuple[int, int]) -> None:
     prompt, owner = prompt_of(5, 33), BASE_MODEL
     with ExitStack() as stack:

@@ -13,6 +13,7 @@ from lora_serve.engine.frontend import startup_checks
 from lora_serve.engine.frontend.startup_checks import check_startup
 from lora_serve.engine.settings import engine_config
 from lora_serve.errors import AdapterFormatError, ConfigError, LoraServeError
+from lora_serve.ops.cpu.threads import default_num_threads
 from tests.fakes.peft_adapters import make_peft
 
 
@@ -65,6 +66,12 @@ def test_a_dtype_and_a_length_that_the_model_does_not_have_are_refused_together(
     dtype, length = refusal(model, max_model_len=10**6).splitlines()
     assert "float8_e4m3fn is not supported; set --dtype" in dtype
     assert "--max-model-len 1000000 is above the" in length
+
+
+def test_more_ranks_than_cores_and_heads_are_refused(model: Path) -> None:
+    heads, cores = refusal(model, tensor_parallel_size=10_000).splitlines()
+    assert f"--tensor-parallel-size 10000 is above the {default_num_threads()} cores" in cores
+    assert "--tensor-parallel-size 10000 is above the model's" in heads
 
 
 def test_embeddings_of_more_dimensions_than_the_model_has_are_refused(model: Path) -> None:
