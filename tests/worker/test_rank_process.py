@@ -112,7 +112,7 @@ def loaded(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RankExecuto
 
 
 def wait_little(executor: RankExecutor) -> None:
-    """From here on ranks wait for each other no longer than for a stopped one."""
+    """Let ranks wait for each other, from here on, no longer than a stopped one is given."""
     executor._seconds = executor._worker._group._seconds = 0.5  # type: ignore[attr-defined]
 
 
