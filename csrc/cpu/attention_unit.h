@@ -7,6 +7,7 @@
 #pragma once
 
 #include "attention_tile.h"
+#include "attention_tiles.h"
 #include "kernels.h"
 #include "left_rows.h"
 

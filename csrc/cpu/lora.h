@@ -9,6 +9,7 @@
 #include "kernels.h"
 #include "left_rows.h"
 #include "packing.h"
+#include "tiles.h"
 
 namespace lora_serve::LORA_SERVE_PATH {
 

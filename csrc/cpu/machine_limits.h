@@ -6,6 +6,7 @@
 #include "kernels.h"
 #include "parallel.h"
 #include "product.h"
+#include "tiles.h"
 
 namespace lora_serve::LORA_SERVE_PATH {
 
@@ -44,6 +45,29 @@ static size_t multiply_only_of(size_t rounds, Workers& workers) {
   constexpr size_t kPerMultiplyAdd = 2 * kLanes * kPerWord<T> / Dot::kSteps;
   return num_tasks * rounds * kMaxRows * kMaxVectors * kPerMultiplyAdd;
 }
+
+#ifdef __AMX_BF16__
+
+template <>
+size_t multiply_only_of<Bfloat16>(size_t rounds, Workers& workers) {
+  const size_t num_tasks = static_cast<size_t>(workers.pool.num_threads());
+  for_each_task(workers.team(true), num_tasks, [&](size_t, int) {
+    configure_tiles(kRowsOfTile);
+    clear_tiles<kTileColumns>();
+    _tile_zero(TILE_LEFT);
+    _tile_zero(TILE_RIGHT);
+    for (size_t round = 0; round < rounds; ++round) {
+      _tile_dpbf16ps(0, TILE_LEFT, TILE_RIGHT);
+      _tile_dpbf16ps(1, TILE_LEFT, TILE_RIGHT);
+      _tile_dpbf16ps(2, TILE_LEFT, TILE_RIGHT);
+      _tile_dpbf16ps(3, TILE_LEFT, TILE_RIGHT);
+    }
+  });
+  constexpr size_t kPerTile = 2 * kRowsOfTile * kLanes * kTileWords * kPerWord<Bfloat16>;
+  return num_tasks * rounds * kTileColumns * kPerTile;
+}
+
+#endif
 
 static size_t multiply_only(Dtype dtype, size_t rounds, Workers& workers) {
   switch (dtype) {

@@ -1,6 +1,22 @@
 #include "paths.h"
 
+#if defined(LORA_SERVE_X86) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace lora_serve {
+
+#if defined(LORA_SERVE_AMX) && defined(__linux__)
+
+// Linux gives a process the tiles' registers when it asks for them: all threads have them then.
+static bool may_use_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+#endif
 
 // __builtin_cpu_supports asks the operating system too: registers it does not save do not count.
 int usable_paths(const Kernels* (&paths)[kMaxPaths]) {
@@ -15,7 +31,11 @@ int usable_paths(const Kernels* (&paths)[kMaxPaths]) {
   const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
   const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
   // Cooper Lake alone has bf16 without vbmi; it runs the next path.
-  if (bf16 && __builtin_cpu_supports("avx512vbmi")) paths[count++] = &kernels_avx512bf16;
+  const bool vbmi = bf16 && __builtin_cpu_supports("avx512vbmi");
+#if defined(LORA_SERVE_AMX) && defined(__linux__)
+  if (vbmi && may_use_tiles()) paths[count++] = &kernels_amx;
+#endif
+  if (vbmi) paths[count++] = &kernels_avx512bf16;
   if (vnni) paths[count++] = &kernels_avx512vnni;
   if (avx512) paths[count++] = &kernels_avx512;
   if (avx2) paths[count++] = &kernels_avx2;

@@ -13,13 +13,14 @@ static constexpr char kGenericName[] = "neon";
 static constexpr char kGenericName[] = "scalar";
 #endif
 
+extern const Kernels kernels_amx;
 extern const Kernels kernels_avx512bf16;
 extern const Kernels kernels_avx512vnni;
 extern const Kernels kernels_avx512;
 extern const Kernels kernels_avx2;
 extern const Kernels kernels_generic;
 
-constexpr int kMaxPaths = 5;
+constexpr int kMaxPaths = 6;
 
 // Those that run here, fastest first; returns how many. The generic path is always among them.
 int usable_paths(const Kernels* (&paths)[kMaxPaths]);

@@ -7,7 +7,7 @@
 //
 // Inside a word the upper element comes first, because vdpbf16ps does so: every path with a fused
 // multiply-add then gives the same bits, save that vdpbf16ps takes denormals, below 2^-126, as
-// zero.
+// zero, and that AMX sums bfloat16 in an order of its own (tiles.h).
 //
 // left: rows of `Left` elements, kPerWord<T> per word. right: words of T, see dtype.h.
 
@@ -62,12 +62,16 @@ struct DotFor {
   using Type = WidenedDot<T>;
 };
 
-#ifdef __AVX512BF16__
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 template <>
 struct DotFor<Bfloat16> {
   using Type = Bfloat16PairDot;
 };
 #endif
+
+// Whether a dot multiplies whole tiles (tiles.h), not word by word.
+template <class Dot>
+constexpr bool kInTiles = false;
 
 // Stores a left side that was computed in float. A bf16 product has a bf16 left side on every path,
 // also where the path holds it in float.

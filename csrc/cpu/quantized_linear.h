@@ -225,7 +225,7 @@ static void decode_words(const CodeView<kVectors>& view, Range words, uint32_t* 
 }
 
 template <class Dot, int kRows, int kVectors>
-static __attribute__((noinline)) void multiply_decoded(const typename Dot::Left* left,
+static __attribute__((noinline)) void multiply_decoded_rows(const typename Dot::Left* left,
                                                        size_t stride, const uint32_t* decoded,
                                                        size_t num_words,
                                                        const CodeView<kVectors>& view, size_t g,
@@ -237,6 +237,56 @@ static __attribute__((noinline)) void multiply_decoded(const typename Dot::Left*
   multiply<Dot>(left, stride, right, num_words, FetchNothing{}, acc);
   add_group(view, g, rows, acc, sums);
 }
+
+// One group of a block of rows, whose left side begins at `left`. sums (rows, kVectors, 16).
+template <class Dot, int kVectors>
+static void multiply_decoded(const QuantizedProduct<Dot>& product, Range block,
+                             const typename Dot::Left* left, const uint32_t* decoded,
+                             size_t num_words, const CodeView<kVectors>& view, size_t g,
+                             float* sums) {
+  with_count<kMaxRows>(block.end - block.begin, [&](auto num_rows) {
+    multiply_decoded_rows<Dot, decltype(num_rows)::value>(left, product.left.stride, decoded,
+                                                          num_words, view, g,
+                                                          product.sums.from(block.begin), sums);
+  });
+}
+
+#ifdef __AMX_BF16__
+
+template <int kVectors>
+static void multiply_decoded(const QuantizedProduct<Bfloat16Tiles>& product, Range block,
+                             const Bfloat16* left, const uint32_t* decoded, size_t num_words,
+                             const CodeView<kVectors>& view, size_t g, float* sums) {
+  RightView<kVectors> right{{}, kVectors * kLanes};
+  for (int v = 0; v < kVectors; ++v) right.vectors[v] = decoded + v * kLanes;
+  const size_t num_rows = block.end - block.begin;
+  alignas(64) float group[kRowsOfTile][kVectors * kLanes];
+  configure_tiles(num_rows);
+  clear_tiles<kVectors>();
+  multiply_tiles<kVectors>({left, product.left.stride * sizeof(Bfloat16)}, num_rows, right,
+                           num_words, FetchNothing{});
+  store_sums<kVectors>(group[0], kVectors * kLanes);
+  const RowSums rows = product.sums.from(block.begin);
+  for (int v = 0; v < kVectors; ++v) {
+    const F32x16 scale = view.scale(v, g);
+    for (size_t r = 0; r < num_rows; ++r) {
+      float* sum = sums + (r * kVectors + v) * kLanes;
+      store(sum, fma(scale, load(group[r] + v * kLanes), load(sum)));
+    }
+    if (rows.data == nullptr) continue;
+    const F32x16 offset = view.offset(v, g);
+    for (size_t r = 0; r < num_rows; ++r) {
+      float* sum = sums + (r * kVectors + v) * kLanes;
+      store(sum, fma(offset, rows.of(r, g), load(sum)));
+    }
+  }
+}
+
+#endif
+
+// Rows of one block of sums.
+template <class Dot>
+constexpr size_t kRowsAtOnce = kInTiles<Dot> ? kLanes : kMaxRows;
 
 // Rows that share one decoding of their panels, and whose sums are kept meanwhile.
 constexpr int kRowsPerDecoding = 20 * kMaxRows;
@@ -255,22 +305,20 @@ static void multiply_blocks(const QuantizedProduct<Dot>& product, Range rows,
   const auto multiply_group = [&](Range block, size_t g, const uint32_t* from) {
     const Range words = words_of_group<Codes>(shape, g);
     const auto* left = product.left.data + block.begin * product.left.stride;
-    with_count<kMaxRows>(block.end - block.begin, [&](auto num_rows) {
-      multiply_decoded<Dot, decltype(num_rows)::value>(
-          left + words.begin * Codes::kPerWord, product.left.stride, from,
-          (words.end - words.begin) * kWords, view, g, product.sums.from(block.begin),
-          sums + (block.begin - rows.begin) * kVectors * kLanes);
-    });
+    multiply_decoded(product, block, left + words.begin * Codes::kPerWord, from,
+                     (words.end - words.begin) * kWords, view, g,
+                     sums + (block.begin - rows.begin) * kVectors * kLanes);
   };
   if (rows.end - rows.begin <= kRowsPerGroup) {
     for (size_t g = 0; g < shape.groups(); ++g) {
       decode_words<Codes, Word>(view, words_of_group<Codes>(shape, g), decoded);
-      for_each_block(rows, kMaxRows, [&](Range block) { multiply_group(block, g, decoded); });
+      for_each_block(rows, kRowsAtOnce<Dot>,
+                     [&](Range block) { multiply_group(block, g, decoded); });
     }
     return;
   }
   decode_words<Codes, Word>(view, {0, shape.words()}, decoded);
-  for_each_block(rows, kMaxRows, [&](Range block) {
+  for_each_block(rows, kRowsAtOnce<Dot>, [&](Range block) {
     for (size_t g = 0; g < shape.groups(); ++g) {
       multiply_group(block, g, decoded + words_of_group<Codes>(shape, g).begin * kDecodedLanes);
     }
@@ -287,17 +335,23 @@ static void multiply_panels(const QuantizedProduct<Dot>& product, Range rows, si
     alignas(64) float sums[kRowsPerDecoding * kVectors * kLanes];
     const size_t count = block.end - block.begin;
     constexpr size_t kMostInRegisters = kVectors > kPanelsOfFewRows ? 1 : kFewRows;
-    if (count <= kMostInRegisters) {
-      with_count<kMostInRegisters>(count, [&](auto num_rows) {
-        multiply_codes<Codes, Dot, decltype(num_rows)::value>(
-            product.left.data + block.begin * product.left.stride, product.left.stride, shape, view,
-            product.sums.from(block.begin), sums);
-      });
-    } else if constexpr (kVectors <= kMaxVectors) {
-      std::memset(sums, 0, count * kVectors * kLanes * sizeof(float));
-      const size_t panel_words = decoded_panel_words<Codes, Dot>(shape);
-      multiply_blocks<Codes>(product, block, view,
-                             product.decoded + thread * kMaxVectors * panel_words, sums);
+    const bool is_in_registers = !kInTiles<Dot> && count <= kMostInRegisters;
+    if constexpr (!kInTiles<Dot>) {
+      if (is_in_registers) {
+        with_count<kMostInRegisters>(count, [&](auto num_rows) {
+          multiply_codes<Codes, Dot, decltype(num_rows)::value>(
+              product.left.data + block.begin * product.left.stride, product.left.stride, shape,
+              view, product.sums.from(block.begin), sums);
+        });
+      }
+    }
+    if constexpr (kVectors <= kMaxVectors) {
+      if (!is_in_registers) {
+        std::memset(sums, 0, count * kVectors * kLanes * sizeof(float));
+        const size_t panel_words = decoded_panel_words<Codes, Dot>(shape);
+        multiply_blocks<Codes>(product, block, view,
+                               product.decoded + thread * kMaxVectors * panel_words, sums);
+      }
     }
     for (size_t r = 0; r < count; ++r) {
       for (int v = 0; v < kVectors; ++v) {
@@ -312,12 +366,12 @@ template <class Codes, class Dot, class Finish>
 static void multiply_quantized(const QuantizedProduct<Dot>& product, Range rows, Range panels,
                                int thread, const Finish& finish) {
   size_t panel = panels.begin;
-  if (rows.end - rows.begin == 1) {
+  if (!kInTiles<Dot> && rows.end - rows.begin == 1) {
     for (; panel + kPanelsOfOneRow <= panels.end; panel += kPanelsOfOneRow) {
       multiply_panels<Codes, kPanelsOfOneRow>(product, rows, panel, thread, finish);
     }
   }
-  if (rows.end - rows.begin <= kFewRows) {
+  if (!kInTiles<Dot> && rows.end - rows.begin <= kFewRows) {
     for (; panel + kPanelsOfFewRows <= panels.end; panel += kPanelsOfFewRows) {
       multiply_panels<Codes, kPanelsOfFewRows>(product, rows, panel, thread, finish);
     }
@@ -361,7 +415,7 @@ static void quantized_linear_by(const QuantizedLinearCall& call, Workers& worker
   const size_t left_size = left_bytes<Dot, T>(linear.rows, linear.in_features, width);
   const size_t panel_bytes = decoded_panel_words<Codes, Dot>(shape) * sizeof(uint32_t);
   const size_t decoded_size =
-      linear.rows <= kFewRows ? 0 : team.num_threads * kMaxVectors * panel_bytes;
+      !kInTiles<Dot> && linear.rows <= kFewRows ? 0 : team.num_threads * kMaxVectors * panel_bytes;
   const size_t sums_size = shape.has_offsets() ? linear.rows * shape.groups() * sizeof(float) : 0;
   char* memory = static_cast<char*>(workers.scratch.take(left_size + decoded_size + sums_size));
   const T* x = static_cast<const T*>(linear.x);

@@ -116,10 +116,10 @@ struct ScreenedTokens {
   void compute(size_t row, Range part) const {
     const ComputedRow<T>& computed = rows[row];
     for (size_t i = part.begin; i < part.end; ++i) {
-      product_of_panels<1, 1>(product, {row, row + 1}, computed.panels[i],
-                              [&](size_t, size_t, const float* sums) {
-                                store(computed.logits + i * kLanes, load(sums));
-                              });
+      const Range panel{computed.panels[i], computed.panels[i] + size_t{1}};
+      product_of(product, {row, row + 1}, panel, [&](size_t, size_t, const float* sums) {
+        store(computed.logits + i * kLanes, load(sums));
+      });
     }
   }
 
