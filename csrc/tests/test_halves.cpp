@@ -28,6 +28,8 @@ Array doubled(Dtype dtype, size_t rows, double sign, uint32_t seed) {
 
 void test_halves(const Kernels& kernels, Dtype dtype) {
   if (dtype == Dtype::kFloat32 || std::strcmp(kernels.path, "scalar") == 0) return;
+  // Tiles have another order: tests/ops/cpu/test_tiles.py.
+  if (dtype == Dtype::kBfloat16 && std::strcmp(kernels.path, "amx") == 0) return;
   const Case c{&kernels, dtype, "order of a word's halves"};
   expect(c, widens_with_fma(), "the test is built with a fused multiply-add");
   const Array x = doubled(dtype, kRows, 1, 1);

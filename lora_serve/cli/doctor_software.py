@@ -16,6 +16,7 @@ NATIVE = "lora_serve.ops._cpu"
 COMPILERS = ("c++", "g++", "clang++")
 # The kernels' paths, best first, with what a processor must have besides the next one's.
 PATHS: Mapping[str, tuple[str, ...]] = {
+    "amx": ("amx_tile", "amx_bf16"),
     "avx512bf16": ("avx512_bf16", "avx512_vbmi"),
     "avx512vnni": ("avx512_vnni",),
     "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq"),

@@ -30,7 +30,7 @@ PATH_VARIABLE = "LORA_SERVE_CPU_PATH"
 NUMERICS_VERSION = 3
 
 # Those that multiply bytes faster than memory brings them.
-SCREENING_PATHS = ("avx512bf16", "avx512vnni")
+SCREENING_PATHS = ("amx", "avx512bf16", "avx512vnni")
 
 
 class CpuKernels:

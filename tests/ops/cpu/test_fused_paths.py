@@ -1,5 +1,7 @@
 """Every path with a fused multiply-add gives the bits of the machine's best one.
 
+AMX alone has another order of sums for bfloat16: test_tiles.py.
+
 Outputs of 16 bits hide most of what the order of a sum does. So there are sums here that cancel:
 nothing is left of them but what rounding did, and every bit of the result shows the order.
 csrc/tests/test_halves.cpp holds the mutant, which adds the halves of a word in the other order.
@@ -18,12 +20,18 @@ from tests.ops.cases import PagedCase, normal
 
 cpu = pytest.importorskip("lora_serve.ops.cpu.backend", reason="the native kernels are not built")
 
-BEST, *OTHERS = [path for path in cpu.usable_paths() if path != "scalar"] or ["neon"]
+FUSED = [path for path in cpu.usable_paths() if path != "scalar"] or ["neon"]
+WITH_TILES = "amx"
+BEST, *OTHERS = [path for path in FUSED if path != WITH_TILES]
 
 
-@pytest.fixture(params=OTHERS, scope="module")
-def on_both(request: pytest.FixtureRequest) -> Callable[[Callable[[Ops], Tensor]], Tensor]:
+@pytest.fixture(params=[path for path in FUSED if path != BEST])
+def on_both(
+    request: pytest.FixtureRequest, dtype: torch.dtype
+) -> Callable[[Callable[[Ops], Tensor]], Tensor]:
     """Runs something on the best path and on this one, and holds them to the same bits."""
+    if request.param == WITH_TILES and dtype == torch.bfloat16:
+        pytest.skip("tiles add bfloat16 in another order")
     best, other = cpu.load(BEST, 2), cpu.load(request.param, 2)
 
     def run(compute: Callable[[Ops], Tensor]) -> Tensor:
@@ -149,7 +157,7 @@ def test_values_that_cancel(on_both: OnBoth, dtype: torch.dtype) -> None:
     assert noise.abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("path", cpu.usable_paths())
+@pytest.mark.parametrize("path", [BEST, *OTHERS])
 @pytest.mark.parametrize("halves", [torch.bfloat16, torch.float16])
 def test_the_upper_half_of_a_word_is_added_first(path: str, halves: torch.dtype) -> None:
     """1.5 + 2^25 is 2^25; then -2^25 leaves 0. The other way round 2 would be left."""

@@ -1,0 +1,144 @@
+"""The order in which AMX adds up bfloat16, written down once more in numpy.
+
+Of 16 words at a time, then of 8, then of what is left, the lower elements are added in one chain
+and the upper ones in another, each from 0; both chains together are added to what was there. Sums
+that cancel show every rounding. The tests of all paths hold AMX to the rest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lora_serve.ops.contract import LoRAPart, Ops
+from lora_serve.ops.quantization import INT4, INT8, CodeFormat, quantize
+from tests.ops.cases import PagedCase, normal
+
+cpu = pytest.importorskip("lora_serve.ops.cpu.backend", reason="the native kernels are not built")
+
+if "amx" not in cpu.usable_paths():
+    pytest.skip("this machine has no AMX", allow_module_level=True)
+
+Floats = np.ndarray
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def ops() -> Ops:
+    return cpu.load("amx", 2)
+
+
+def chain(left: Floats, right: Floats) -> Floats:
+    """Sums (T, N) of left (T, K) times right (N, K), fused, in ascending order from 0.
+
+    A product of two bfloat16 has 16 bits, so that adding it to a float is exact in double.
+    """
+    total = np.zeros((len(left), len(right)), np.float32)
+    for k in range(left.shape[1]):
+        exact = np.outer(left[:, k].astype(np.float64), right[:, k].astype(np.float64))
+        total = (total + exact).astype(np.float32)
+    return total
+
+
+def steps(num_elements: int) -> list[slice]:
+    """The elements of each step: 32, then 16, then what is left."""
+    whole = num_elements // 32 * 32
+    ends = [*range(32, whole + 1, 32)]
+    if num_elements - whole >= 16:
+        ends.append(whole + 16)
+    if not ends or ends[-1] < num_elements:
+        ends.append(num_elements)
+    return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def in_tiles(left: Tensor, right: Tensor, sums: Floats | None = None) -> Floats:
+    """left (T, K) times right (N, K), both bfloat16."""
+    a, b = left.float().numpy(), right.float().numpy()
+    total = np.zeros((len(a), len(b)), np.float32) if sums is None else sums
+    for step in steps(a.shape[1]):
+        x, w = a[:, step], b[:, step]
+        total = total + (chain(x[:, 0::2], w[:, 0::2]) + chain(x[:, 1::2], w[:, 1::2]))
+    return total
+
+
+def that_cancel(rows: int, half: int) -> tuple[Tensor, Tensor]:
+    a, b = normal(rows, half, dtype=BF16), normal(70, half, dtype=BF16, seed=1)
+    return torch.cat((a, a), dim=1), torch.cat((b, -b), dim=1)
+
+
+@pytest.mark.parametrize("half", [3, 8, 16, 24, 131, 448])
+@pytest.mark.parametrize("rows", [1, 16, 40])
+def test_linear(ops: Ops, rows: int, half: int) -> None:
+    x, weight = that_cancel(rows, half)
+    y = ops.linears.linear(x, ops.linears.pack_linear(weight, None))
+    assert torch.equal(y, torch.from_numpy(in_tiles(x, weight)).to(BF16))
+    assert half < 16 or y.any()
+
+
+def test_segments_of_a_long_row_change_nothing(ops: Ops) -> None:
+    """Many rows keep their sums in memory while the weights come in segments."""
+    x, weight = that_cancel(300, 1100)
+    y = ops.linears.linear(x, ops.linears.pack_linear(weight, None))
+    assert torch.equal(y, torch.from_numpy(in_tiles(x, weight)).to(BF16))
+
+
+def test_another_order_is_noticed() -> None:
+    """The mutants: one chain through all elements, and steps of 16 from the beginning."""
+    x, weight = that_cancel(4, 131)
+    expected = in_tiles(x, weight)
+    a, b = x.float().numpy(), weight.float().numpy()
+    assert not np.array_equal(chain(a, b), expected)
+    halves = np.zeros_like(expected)
+    for begin in range(0, a.shape[1], 16):
+        halves = in_tiles(x[:, begin : begin + 16], weight[:, begin : begin + 16], halves)
+    assert not np.array_equal(halves, expected)
+
+
+@pytest.mark.parametrize("code_format", [INT8, INT4], ids=lambda f: f.name)
+@pytest.mark.parametrize("rows", [1, 40, 250])
+def test_quantized_linear(ops: Ops, code_format: CodeFormat, rows: int) -> None:
+    x = normal(rows, 256, dtype=BF16)
+    weight = normal(40, 256, dtype=BF16, seed=1)
+    quantized = quantize(weight, code_format)
+    total = np.zeros((rows, 40), np.float32)
+    size = code_format.group
+    for g, begin in enumerate(range(0, 256, size)):
+        group = in_tiles(
+            x[:, begin : begin + size], quantized.codes[:, begin : begin + size].to(BF16)
+        )
+        scale = quantized.scales[:, g].double().numpy()
+        total = (total + scale * group.astype(np.float64)).astype(np.float32)
+    y = ops.linears.linear(x, ops.pack_quantized(weight, code_format, None, False))
+    assert torch.equal(y, torch.from_numpy(total).to(BF16))
+
+
+def test_shrink(ops: Ops) -> None:
+    """The unit matrix as B leaves what A made of x, which is added in float."""
+    x, a = that_cancel(13, 131)
+    part = LoRAPart(a, torch.eye(70, dtype=BF16), 1.0, 0)
+    y = torch.zeros(len(x), 70, dtype=BF16)
+    adapter = ops.adapters.pack_adapter([[part]])
+    ops.adapters.lora(y, x, ops.adapters.plan_lora([(0, len(x), adapter)], len(x)), 0)
+    assert torch.equal(y, torch.from_numpy(in_tiles(x, a)).to(BF16))
+
+
+@pytest.mark.parametrize("seen", [1, 15, 16, 17, 64, 100])
+def test_what_a_row_does_not_see_is_never_multiplied(ops: Ops, seen: int) -> None:
+    """Slots behind the last token hold NaN, in the same step of a tile as seen ones."""
+    case = PagedCase(ops, [seen], num_heads=6, num_kv_heads=2, head_size=80, dtype=BF16)
+    out = case.step([(0, 0, seen)])[0]
+    assert not out.isnan().any()
+
+
+def test_torch_may_use_the_tiles_too(ops: Ops) -> None:
+    """Its products configure the same registers, on the same thread."""
+    alone = cpu.load("amx", 1)
+    x, weight = that_cancel(7, 448)
+    packed = alone.linears.pack_linear(weight, None)
+    expected = alone.linears.linear(x, packed)
+    other = normal(64, 512, dtype=BF16)
+    for _ in range(20):
+        other @ other.T
+        assert torch.equal(alone.linears.linear(x, packed), expected)
