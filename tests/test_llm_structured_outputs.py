@@ -264,10 +264,11 @@ def test_greedy_tokens_of_a_screened_lm_head_are_those_of_all_logits(
 def test_a_screen_without_masks_would_be_caught(
     lone: LLM, screening: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = LMHeadScreening._find
-    monkeypatch.setattr(
-        LMHeadScreening, "_find", lambda self, hidden, masks: find(self, hidden, ())
-    )
+    def find(self: LMHeadScreening, hidden: Any, masks: Any) -> list[int] | None:
+        tokens = self._tokens(hidden, ())  # in every step: it leaves out none after a doubtful one
+        return tokens if min(tokens) >= 0 else None
+
+    monkeypatch.setattr(LMHeadScreening, "_find", find)
     try:
         answers = greedy_answers(screening)
     except InvalidRequestError:  # its grammar does not allow what was sampled

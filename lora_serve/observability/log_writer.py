@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import threading
 from collections import deque
 
@@ -31,7 +32,12 @@ class BackgroundHandler(logging.Handler):
         self._waiting: deque[bytes] = deque()
         self._num_bytes = 0  # of the waiting lines and the one that is being written
         self._num_lost = 0  # that did not find room since the last one that did
-        threading.Thread(target=self._write_all, name="log", daemon=True).start()
+        writer = threading.Thread(target=self._write_all, name="log", daemon=True)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            writer.start()  # it inherits this: where the main thread blocks a Ctrl-C, none is taken
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -117,6 +117,21 @@ def test_a_process_writes_its_last_lines_and_ends_though_nobody_reads(tmp_path: 
     stuck.stderr.close()
 
 
+def test_a_ctrl_c_that_the_main_thread_holds_back_is_not_taken_by_the_thread_that_writes() -> None:
+    """Where an engine's process is started, it would leave that process half started."""
+    script = (
+        "import os, signal\n"
+        "from lora_serve.observability.log_writer import BackgroundHandler\n"
+        "BackgroundHandler(2)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        "print(signal.SIGINT in signal.sigpending())\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
 def test_only_the_log_itself_begins_a_line_whatever_a_text_holds() -> None:
     forged = "a\n2026-01-01 00:00:00,000 INFO x: forged\r\x1b[31m\u2028\x00\ud800 é\ttab"
     record = logging.LogRecord("x", logging.INFO, "f", 1, "name %s", (forged,), None)

@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from lora_serve.structured_output.client import GrammarProcess
@@ -28,7 +29,9 @@ def grammars(model_path: Path, tokenizer: Tokenizer) -> Iterator[GrammarProcess]
 def xgrammars(model_path: Path, tokenizer: Tokenizer) -> Iterator[GrammarProcess]:
     """One process with xgrammar for all tests; it takes some seconds to load."""
     require_xgrammar()
-    process = GrammarProcess(grammar_settings(model_path, tokenizer, backend="xgrammar"))
+    settings = grammar_settings(model_path, tokenizer, backend="xgrammar")
+    settings = msgspec.structs.replace(settings, compile_seconds=20.0)  # on a machine that is busy
+    process = GrammarProcess(settings)
     yield process
     process.shut_down()
 
