@@ -49,14 +49,16 @@ class MadeUpDrafter:
 
 
 @contextmanager
-def drafting(drafts: MadeUpDrafts) -> Iterator[DraftCounts]:
+def drafting(
+    drafts: MadeUpDrafts, pace_class: type[DraftPace] = SteadyPace
+) -> Iterator[DraftCounts]:
     """Engines that are made meanwhile verify these drafts."""
     counts = DraftCounts()
 
     class MadeUpDrafting(Drafting):
         def _begin(self, request: Request) -> DraftedRequest:
             drafter = MadeUpDrafter(drafts, request)
-            return DraftedRequest(drafter, SteadyPace(8))
+            return DraftedRequest(drafter, pace_class(8))
 
         def verified(self, progress: RequestProgress, totals: SchedulerTotals) -> None:
             super().verified(progress, totals)

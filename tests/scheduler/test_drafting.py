@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lora_serve.config import SpeculativeConfig
+from lora_serve.fuzz.oracle.drafts import DraftWatch
 from lora_serve.fuzz.oracle.engine import OracleEngine
 from lora_serve.fuzz.oracle.grammars import toy_constraint
 from lora_serve.fuzz.oracle.lone_answers import lone_answer
 from lora_serve.messages import AbortRequests
 from lora_serve.sampling_params import SamplingParams
+from lora_serve.scheduler import drafting as drafting_module
+from lora_serve.scheduler.request import Request
+from lora_serve.speculation.base import Origin
+from lora_serve.speculation.pace import DraftPace
 from lora_serve.speculation.row_costs import RowCosts
 from lora_serve.step import SchedulerOutput
-from tests.fakes.drafting import drafting
+from tests.fakes.drafting import MadeUpDrafts, drafting
 
 PROMPT = [10 + i % 40 for i in range(90)]
 
@@ -120,6 +126,98 @@ def test_where_each_row_costs_as_much_as_the_first_a_guess_is_tried_now_and_then
     dear = num_rows_by_costs(RowCosts([(1, 1.0), (2, 2.0)]))
     assert sorted(set(dear)) == [1, 2]
     assert dear.count(2) == 2  # of 100 tokens
+
+
+# ── what others may learn, and do ───────────────────────────────────────────────────────────────
+
+
+def steps_of_another(
+    was_answered: bool, whose: dict[str, str], other: dict[str, str]
+) -> list[tuple[int, list[int]]]:
+    """The tokens and drafts of each step of a request that `other` asks.
+
+    was_answered: whether the same prompt has been asked for `whose` before.
+    """
+    one = engine(max_num_seqs=4)
+    if was_answered:
+        one.add("theirs", PROMPT, max_tokens=40, **whose)  # type: ignore[arg-type]
+        one.run()
+        one.executor.steps.clear()
+        one._num_watched = 0
+    one.add("own", PROMPT, max_tokens=40, **other)  # type: ignore[arg-type]
+    one.run()
+    assert one.tokens("own") == lone_answer(PROMPT, b"", 40)
+    return [(step.num_tokens, num_drafts(step)) for step in one.executor.steps]
+
+
+# The server mixes the API key into the salt, so that tenants differ in it, too.
+THEIRS = {"tenant": "theirs", "salt": "theirs"}
+
+
+@pytest.mark.parametrize(
+    "other", [{"tenant": "other", "salt": "other"}, {"tenant": "theirs", "salt": "other"}, {}]
+)
+def test_no_step_tells_a_tenant_what_another_was_answered(other: dict[str, str]) -> None:
+    """Time would: the steps and their rows are as many as if it had never been asked."""
+    assert steps_of_another(True, THEIRS, other) == steps_of_another(False, THEIRS, other)
+    assert steps_of_another(True, other, other) != steps_of_another(False, other, other)
+
+
+@pytest.mark.parametrize("of_any", ["tenant", "salt"])
+def test_steps_would_tell_of_drafts_that_tenants_share(
+    of_any: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = drafting_module._origin
+
+    def shared(request: Request) -> Origin:
+        origin = right(request)
+        namespace = replace(origin.namespace, cache_salt="") if of_any == "salt" else None
+        return Origin(namespace or origin.namespace)
+
+    monkeypatch.setattr(drafting_module, "_origin", shared)
+    monkeypatch.setattr(DraftWatch, "check", lambda self, steps: None)  # it would see them itself
+    other = {"tenant": "other", "salt": "other" if of_any == "salt" else "theirs"}
+    assert steps_of_another(True, THEIRS, other) != steps_of_another(False, THEIRS, other)
+
+
+def misled(request: Request) -> list[int]:
+    """Guess what the answer never holds."""
+    return [10**6] * 8
+
+
+def test_guesses_that_are_always_wrong_cost_few_rows() -> None:
+    with drafting(misled, DraftPace) as counts:
+        one = OracleEngine(num_blocks=64, max_num_seqs=2)
+    one.add("misled", PROMPT, max_tokens=400)
+    one.run()
+    answer = one.tokens("misled")
+    assert answer == lone_answer(PROMPT, b"", 400)
+    num_sampling = sum(bool(step.requests[0].asked.samples) for step in one.executor.steps)
+    assert num_sampling == len(answer) > 100, "no step is lost, and none won"
+    num_rows = sum(step.num_tokens for step in one.executor.steps)
+    assert num_rows - len(PROMPT) - (len(answer) - 1) == counts.num_rejected
+    assert 8 < counts.num_rejected < len(answer) // 6
+
+
+def test_no_neighbour_gets_less_of_a_step_for_guesses_that_are_wrong() -> None:
+    """Not even where each request is new, and so is what it was wrong about."""
+
+    def neighbours_steps(drafts: MadeUpDrafts) -> list[int]:
+        with drafting(drafts, DraftPace):
+            one = OracleEngine(num_blocks=80, max_num_seqs=4)
+        one.add("neighbour", PROMPT, max_tokens=60)
+        for index in range(20):
+            one.add(f"misled{index}", [*PROMPT, index], max_tokens=6)
+        one.run()
+        assert one.core.scheduler.totals.num_preemptions == 0
+        return [
+            position
+            for position, step in enumerate(one.executor.steps)
+            for chunk in step.requests
+            if chunk.request_id.startswith("neighbour")
+        ]
+
+    assert neighbours_steps(misled) == neighbours_steps(lambda request: [])
 
 
 FORCED = toy_constraint(1, 40, forced=90)

@@ -109,3 +109,48 @@ def test_texts_stay_apart() -> None:
     match = Match(automaton)
     match.append(1)
     assert match.following(3) == []
+
+
+def fibonacci_word(length: int) -> list[int]:
+    word, longer = [0], [0, 1]
+    while len(longer) < length:
+        word, longer = longer, longer + word
+    return longer[:length]
+
+
+LONG = 4096
+COSTLY = {
+    "one token, then another": [1] * (LONG - 1) + [2],
+    "runs of one token, ever longer": [t for n in range(1, 90) for t in (*[1] * n, 2)],
+    "as many of one as of the other": [1] * (LONG // 2) + [2] * (LONG // 2),
+    "repeats of repeats": fibonacci_word(LONG),
+    "one token that all others follow": [t for n in range(LONG // 2) for t in (0, n + 1)],
+    "a long end that is split ever shorter": [
+        *(t for n in range(40) for t in (*range(1, 41), 100 + n)),
+        *(t for n in range(1, 41) for t in (200 + n, *range(n, 41))),
+    ],
+    "two tokens by chance": random.Random(1).choices((1, 2), k=LONG),
+}
+
+
+@pytest.mark.parametrize("text", COSTLY.values(), ids=COSTLY)
+def test_no_text_costs_more_than_so_many_looks_a_token(
+    text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither to hold nor to find ends in: who sends a prompt chooses what it repeats."""
+    num_looks, follow = 0, SuffixAutomaton.follow
+
+    def counted(automaton: SuffixAutomaton, state: int, token_id: int) -> int | None:
+        nonlocal num_looks
+        num_looks += 1
+        return follow(automaton, state, token_id)
+
+    monkeypatch.setattr(SuffixAutomaton, "follow", counted)
+    automaton = automaton_of(text)
+    assert num_looks < 8 * len(text), "not more the longer it is"
+    assert len(automaton.lengths) <= 2 * len(text)
+    assert len(text) + sum(map(len, automaton._more.values())) < 4 * len(text)
+    num_looks, match = 0, Match(automaton)
+    for token_id in [*reversed(text), *text]:
+        match.append(token_id)
+    assert num_looks <= 2 * 2 * len(text)
