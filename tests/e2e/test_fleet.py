@@ -85,6 +85,12 @@ async def replica_ids(http: httpx.AsyncClient) -> set[str]:
     return {one["id"] for one in (await http.get("/v1/replicas")).json()["data"]}
 
 
+async def rollout(http: httpx.AsyncClient, name: str) -> int:
+    """The serial of the change of a name that rolls out, or has."""
+    card = (await http.get(f"/v1/models/{name}")).json()
+    return int(card["rollout"]["serial"])
+
+
 def requests_for(what: str, count: int, max_tokens: int = 16) -> list[Prompted]:
     return [
         Prompted(NAMES[i % 3], random_ids(f"fleet {what} {i}", 120), max_tokens)
@@ -267,6 +273,43 @@ async def test_an_adapter_that_was_replaced_once_is_replaced_on_both(
         (digests,) = {frozenset(a.fingerprints) for a in answers[name]}
         assert len(digests) == 1
     assert answers["alpha"][0].fingerprints != answers["beta"][0].fingerprints
+
+
+async def test_a_replica_that_is_killed_in_mid_roll_out_comes_back_with_the_new_version(
+    fleet: ServerProcess, http: httpx.AsyncClient, demo_paths: DemoPaths
+) -> None:
+    """No answer after the call is of the version before, nor does the new replica give one."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(await replica_ids(http)) != 2:
+            await asyncio.sleep(0.5)
+    before = await replica_ids(http)
+    victim = pids_below(fleet.pid, REPLICA)[0]
+
+    async def load(path: Path) -> httpx.Response:
+        body = {"lora_name": "rolled", "lora_path": str(path), "load_inplace": True}
+        return await http.post("/v1/load_lora_adapter", json=body)
+
+    requests = [Prompted("rolled", random_ids(f"rolled {i}", 60), 8) for i in range(8)]
+    assert "It is everywhere (2 replicas)" in (await load(demo_paths.alpha)).text
+    old, serial = await whole(http, requests[0]), await rollout(http, "rolled")
+    with slowed(pids_below(fleet.pid, ENGINE)):  # so that it is not over before it was seen
+        rolling = asyncio.create_task(load(demo_paths.beta))
+        while await rollout(http, "rolled") == serial:
+            assert not rolling.done(), "it was over before it was seen"
+        os.kill(victim, signal.SIGKILL)
+        told = await rolling
+    # The replica that had the call may be the one that was killed: then it was made, or is told so.
+    assert told.status_code in (200, 503), told.text
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            answers = await asyncio.gather(*(whole(http, request) for request in requests))
+            is_old = [answer.fingerprints == old.fingerprints for answer in answers]
+            assert told.status_code == 503 or not any(is_old)
+            now = await replica_ids(http)
+            if len(now) == 2 and len(now & before) == 1 and not any(is_old):
+                break
+    assert len({frozenset(answer.fingerprints) for answer in answers}) == 1
+    assert "It is everywhere (2 replicas)" in (await load(demo_paths.alpha)).text
 
 
 async def test_sighup_gives_every_replica_the_keys_that_now_lie_in_the_file(
