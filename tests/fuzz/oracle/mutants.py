@@ -59,7 +59,7 @@ def of_tiers(make: type[TieredTrace] = TieredTrace, **settings: Any) -> IsWrong:
 
 
 def of_engine(change: Callable[[OracleEngine], None], **settings: Any) -> IsWrong:
-    """Of traces whose engines are changed when they have been made."""
+    """Run traces whose engines are changed when they have been made."""
 
     class ChangedTrace(OracleTrace):
         def _new_engine(self) -> OracleEngine:
