@@ -81,9 +81,14 @@ SIMD_INLINE void configure_tiles(size_t num_rows) {
 struct LinesAhead {
   const char* lines;
   size_t count;
+  bool is_late;  // needed after this product: into L2, for L1 has what is multiplied now
 
   void next() {
-    for (size_t i = 0; i < count; ++i) __builtin_prefetch(lines + 64 * i);
+    if (is_late) {
+      for (size_t i = 0; i < count; ++i) __builtin_prefetch(lines + 64 * i, 0, 2);
+    } else {
+      for (size_t i = 0; i < count; ++i) __builtin_prefetch(lines + 64 * i);
+    }
     lines += 64 * count;
   }
 };
@@ -209,8 +214,8 @@ SIMD_INLINE void multiply_tiles(TileRows left, size_t num_rows, RightView<kVecto
   if (num_words > 0) multiply_last_words<kVectors>(left, num_rows, right.vectors, step, num_words);
 }
 
-// Rows whose sums are kept while segments of the right side come and go: 64 KiB with 4 vectors.
-constexpr size_t kRowsOfSums = 16 * kRowsOfTile;
+// Rows whose sums are kept while segments of the right side come and go: 128 KiB with 4 vectors.
+constexpr size_t kRowsOfSums = 32 * kRowsOfTile;
 
 // Words of 4 vectors that stay in L1 while all rows are multiplied with them: 32 KiB.
 constexpr size_t kWordsOfSegment = 8 * kTileWords;
@@ -226,10 +231,11 @@ static void multiply_panels_in_tiles(const PanelProduct<Bfloat16Tiles>& product,
   const char* const panel_bytes = reinterpret_cast<const char*>(right.vectors[0]);
   // One block of rows finds its panels in memory, and asks for what is due shortly; several ask for
   // the panels that follow, each for its share.
-  LinesAhead fetch{panel_bytes + kWordsAhead * right.step * sizeof(uint32_t), kVectors * kTileWords};
+  LinesAhead fetch{panel_bytes + kWordsAhead * right.step * sizeof(uint32_t),
+                   kVectors * kTileWords, false};
   if (num_blocks > 1) {
     fetch = {panel_bytes + kVectors * product.num_words * kLanes * sizeof(uint32_t),
-             ceil_div(kVectors * kTileWords, num_blocks)};
+             ceil_div(kVectors * kTileWords, num_blocks), true};
   }
   alignas(64) float sums[kRowsOfSums][kVectors * kLanes];
   for (size_t begin = 0; begin < product.num_words || begin == 0; begin += segment) {
