@@ -21,8 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.num_operations is not None and not args.oracle:
-        raise ConfigError("--num-operations needs --oracle")
+    _check_limits(args)
     if args.oracle:
         from lora_serve.cli.fuzz_oracle import run_oracle  # slow to import; not for --help
 
@@ -30,6 +29,20 @@ def _run(args: argparse.Namespace) -> int:
     from lora_serve.cli.fuzz_live import run_live
 
     return run_live(args)
+
+
+def _check_limits(args: argparse.Namespace) -> None:
+    """Refuse numbers of which no trace, or one without an end, would come."""
+    if args.num_operations is not None and not args.oracle:
+        raise ConfigError("--num-operations needs --oracle")
+    for flag in ("num_requests", "requests_per_trace", "concurrency", "times", "num_operations"):
+        count = getattr(args, flag)
+        if count is not None and count < 1:
+            raise ConfigError(f"--{flag.replace('_', '-')} {count} must be at least 1")
+    if args.duration is not None and not args.duration > 0:  # as NaN is not
+        raise ConfigError(f"--duration {args.duration:g} must be above 0")
+    if not args.shrink_seconds >= 0:
+        raise ConfigError(f"--shrink-seconds {args.shrink_seconds:g} must be at least 0")
 
 
 def _add_traces(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ NUM_ADAPTERS = 8
 
 
 def run_fit(args: argparse.Namespace) -> int:
+    if not 0 < args.seconds < math.inf:  # as NaN is not
+        raise ConfigError(f"--seconds {args.seconds:g} must be a number above 0")
     if not args.output.parent.is_dir():
         raise ConfigError(f"--output {args.output}: there is no directory {args.output.parent}")
     words = ([args.model] if args.model else []) + args.serve_args

@@ -37,13 +37,20 @@ def test_the_oracle_repeats_one_trace_and_writes_its_figures(
 
 def test_a_trace_has_at_least_one_operation(capsys: pytest.CaptureFixture[str]) -> None:
     assert main("fuzz --oracle --num-operations 0".split()) == 2
-    assert "--num-operations 0 is below 1" in capsys.readouterr().err
+    assert "--num-operations 0 must be at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ("--num-operations 3", "--num-operations needs --oracle"),
+        ("--num-requests 0", "--num-requests 0 must be at least 1"),
+        ("--requests-per-trace 0", "--requests-per-trace 0 must be at least 1"),
+        ("--concurrency -2", "--concurrency -2 must be at least 1"),
+        ("--times 0", "--times 0 must be at least 1"),
+        ("--duration 0", "--duration 0 must be above 0"),
+        ("--duration nan", "--duration nan must be above 0"),
+        ("--shrink-seconds -1", "--shrink-seconds -1 must be at least 0"),
         ("--adapters a", "--adapters needs --model"),
         ("--model m", "--model needs --adapters"),
     ],

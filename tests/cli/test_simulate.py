@@ -150,3 +150,12 @@ def test_a_simulation_imports_no_torch(cost: str, tmp_path: Path) -> None:
         [sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "[]"), done.stderr
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_a_fit_that_would_measure_nothing_or_for_ever_is_refused(
+    seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["simulate", "fit", "--output", str(tmp_path / "costs.json"), "--seconds", seconds]
+    assert main(asked) == 2
+    assert f"--seconds {seconds} must be a number above 0" in capsys.readouterr().err
