@@ -73,12 +73,12 @@ static void add_values(const TileState<Bfloat16Tiles>& state, const TileGroups& 
       values = edge[0];
       step = kVectors * kLanes;
     }
-    const uint32_t* right[kVectors];
-    for (int v = 0; v < kVectors; ++v) right[v] = values + v * kLanes;
+    RightView<kVectors> right{{}, step};
+    for (int v = 0; v < kVectors; ++v) right.vectors[v] = values + v * kLanes;
     settle(edge);
     multiply_half_tile<kVectors>({state.weights + rows.begin * kTile + g * kLanes,
                                   kTile * sizeof(Bfloat16)},
-                                 right, step * sizeof(uint32_t));
+                                 right, 0, step * sizeof(uint32_t));
   }
   store_sums<kVectors>(out, state.head_size);
 }

@@ -8,10 +8,9 @@
 
 #pragma once
 
-#include "codes.h"
-#include "kernels.h"
-#include "left_rows.h"
 #include "linear.h"
+#include "quantized_product.h"
+#include "quantized_tiles.h"
 
 namespace lora_serve::LORA_SERVE_PATH {
 
@@ -19,101 +18,6 @@ namespace lora_serve::LORA_SERVE_PATH {
 // latency, several chains of sums the multiplier's.
 constexpr int kPanelsOfFewRows = 2 * kMaxVectors;
 constexpr int kPanelsOfOneRow = 4;
-
-// What this path multiplies activations of type T with.
-template <class T>
-struct DecodedWordFor {
-  using Type = float;
-};
-
-#ifdef __AVX512BF16__
-template <>
-struct DecodedWordFor<Bfloat16> {
-  using Type = Bfloat16;
-};
-#endif
-
-// Words of all panels at once that are asked for before they are due: 8 KiB.
-constexpr size_t kCodeWordsAhead = 128;
-
-// Several panels' codes and scales side by side; after them the next as many panels are due.
-template <int kVectors>
-struct CodeView {
-  const uint32_t* codes[kVectors];
-  const uint32_t* numbers[kVectors];
-  bool has_halves;      // scales of two bytes
-  size_t group_words;   // of scales and offsets
-  size_t num_words;     // of each panel
-  size_t to_following;  // from the end of a panel's codes to the codes that are due then
-
-  CodeView(const QuantizedWeight& weight, size_t panel)
-      : has_halves(weight.shape.scales == Scales::kBfloat16),
-        group_words(weight.shape.group_words()),
-        num_words(weight.shape.words()),
-        to_following(kVectors * weight.shape.panel_words() - num_words * kLanes) {
-    for (int v = 0; v < kVectors; ++v) {
-      codes[v] = weight.codes(panel + v);
-      numbers[v] = weight.numbers(panel + v);
-    }
-  }
-
-  F32x16 scale(int v, size_t g) const {
-    const uint32_t* at = numbers[v] + g * group_words;
-    return has_halves ? load(reinterpret_cast<const Bfloat16*>(at))
-                      : load(reinterpret_cast<const float*>(at));
-  }
-
-  // Where the weight has offsets.
-  F32x16 offset(int v, size_t g) const {
-    return load(reinterpret_cast<const float*>(numbers[v] + g * group_words + kLanes));
-  }
-
-  // Asks memory for what is due some time after word w. It may lie behind the end of what there is.
-  void fetch_ahead(size_t w) const {
-    const size_t due = w + kCodeWordsAhead / kVectors;
-    const size_t at = due * kLanes + (due < num_words ? 0 : to_following);
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) __builtin_prefetch(codes[v] + at);
-  }
-};
-
-// Words [begin, end) of the codes are group g.
-template <class Codes>
-SIMD_INLINE Range words_of_group(const QuantizedShape& shape, size_t g) {
-  const size_t each = shape.group / Codes::kPerWord, all = shape.words();
-  return {g * each, (g + 1) * each < all ? (g + 1) * each : all};
-}
-
-// What offsets are multiplied with: the sum of each group of each row.
-struct RowSums {
-  const float* data;  // (rows, groups); null where a weight has no offsets
-  size_t groups;
-
-  RowSums from(size_t row) const { return {data == nullptr ? data : data + row * groups, groups}; }
-  F32x16 of(size_t row, size_t g) const { return broadcast(data[row * groups + g]); }
-};
-
-template <class T>
-static RowSums sum_groups(const T* x, size_t rows, const QuantizedShape& shape, float* to,
-                          Team team) {
-  const size_t width = shape.in_features, groups = shape.groups();
-  const size_t num_tasks = team.num_threads == 1 ? 1 : rows;
-  for_each_task(team, num_tasks, [&](size_t task, int) {
-    const Range part = part_of(rows, num_tasks, task);
-    for (size_t r = part.begin; r < part.end; ++r) {
-      for (size_t g = 0; g < groups; ++g) {
-        const size_t begin = g * shape.group;
-        F32x16 sum = zero();
-        for_each_vector(begin + shape.group < width ? shape.group : width - begin,
-                        [&](size_t k, auto n) {
-                          sum = add(sum, load_lanes(x + r * width + begin + k, n));
-                        });
-        to[r * groups + g] = reduce_add(sum);
-      }
-    }
-  });
-  return {to, groups};
-}
 
 // sums (kRows, kVectors, 16).
 template <int kRows, int kVectors>
@@ -192,40 +96,8 @@ static __attribute__((noinline)) void multiply_codes(const typename Dot::Left* l
   }
 }
 
-template <class Dot>
-struct QuantizedProduct {
-  LeftRows<Dot> left;
-  RowSums sums;
-  const QuantizedWeight& weight;
-  uint32_t* decoded;  // kMaxVectors panels of words for each thread
-};
-
-template <class Codes, class Dot>
-static size_t decoded_panel_words(const QuantizedShape& shape) {
-  return shape.words() * Decoded<Codes, typename Dot::Word>::kWords * kLanes;
-}
-
-// Decodes words [words.begin, words.end) of kVectors panels side by side: kVectors vectors to a
-// word.
-template <class Codes, class Word, int kVectors>
-static void decode_words(const CodeView<kVectors>& view, Range words, uint32_t* to) {
-  using Decode = Decoded<Codes, Word>;
-  for (size_t w = words.begin; w < words.end; ++w) {
-    view.fetch_ahead(w);
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const Decode decoded = Decode::of(load_words(view.codes[v] + w * kLanes));
-#pragma GCC unroll 8
-      for (int i = 0; i < Decode::kWords; ++i) {
-        store_words(to + (i * kVectors + v) * kLanes, Decode::word(decoded, i));
-      }
-    }
-    to += Decode::kWords * kVectors * kLanes;
-  }
-}
-
 template <class Dot, int kRows, int kVectors>
-static __attribute__((noinline)) void multiply_decoded_rows(const typename Dot::Left* left,
+static __attribute__((noinline)) void multiply_decoded(const typename Dot::Left* left,
                                                        size_t stride, const uint32_t* decoded,
                                                        size_t num_words,
                                                        const CodeView<kVectors>& view, size_t g,
@@ -238,55 +110,26 @@ static __attribute__((noinline)) void multiply_decoded_rows(const typename Dot::
   add_group(view, g, rows, acc, sums);
 }
 
-// One group of a block of rows, whose left side begins at `left`. sums (rows, kVectors, 16).
-template <class Dot, int kVectors>
-static void multiply_decoded(const QuantizedProduct<Dot>& product, Range block,
-                             const typename Dot::Left* left, const uint32_t* decoded,
-                             size_t num_words, const CodeView<kVectors>& view, size_t g,
-                             float* sums) {
+// Groups whose sums are scaled and added before the next ones are multiplied.
+template <class Codes, class Dot>
+SIMD_INLINE size_t groups_at_once(const QuantizedProduct<Dot>&) {
+  return 1;
+}
+
+// One group of a block of rows, whose words lie at `decoded`. sums (rows, kVectors, 16).
+template <class Codes, class Dot, int kVectors>
+static void multiply_groups(const QuantizedProduct<Dot>& product, Range block, Range groups,
+                            const uint32_t* decoded, const CodeView<kVectors>& view, float* sums) {
+  const size_t g = groups.begin;
+  const Range words = words_of_group<Codes>(product.weight.shape, g);
+  const auto* left = product.left.data + block.begin * product.left.stride;
   with_count<kMaxRows>(block.end - block.begin, [&](auto num_rows) {
-    multiply_decoded_rows<Dot, decltype(num_rows)::value>(left, product.left.stride, decoded,
-                                                          num_words, view, g,
-                                                          product.sums.from(block.begin), sums);
+    multiply_decoded<Dot, decltype(num_rows)::value>(
+        left + words.begin * Codes::kPerWord, product.left.stride, decoded,
+        (words.end - words.begin) * Decoded<Codes, typename Dot::Word>::kWords, view, g,
+        product.sums.from(block.begin), sums);
   });
 }
-
-#ifdef __AMX_BF16__
-
-template <int kVectors>
-static void multiply_decoded(const QuantizedProduct<Bfloat16Tiles>& product, Range block,
-                             const Bfloat16* left, const uint32_t* decoded, size_t num_words,
-                             const CodeView<kVectors>& view, size_t g, float* sums) {
-  RightView<kVectors> right{{}, kVectors * kLanes};
-  for (int v = 0; v < kVectors; ++v) right.vectors[v] = decoded + v * kLanes;
-  const size_t num_rows = block.end - block.begin;
-  alignas(64) float group[kRowsOfTile][kVectors * kLanes];
-  configure_tiles(num_rows);
-  clear_tiles<kVectors>();
-  multiply_tiles<kVectors>({left, product.left.stride * sizeof(Bfloat16)}, num_rows, right,
-                           num_words, FetchNothing{});
-  store_sums<kVectors>(group[0], kVectors * kLanes);
-  const RowSums rows = product.sums.from(block.begin);
-  for (int v = 0; v < kVectors; ++v) {
-    const F32x16 scale = view.scale(v, g);
-    for (size_t r = 0; r < num_rows; ++r) {
-      float* sum = sums + (r * kVectors + v) * kLanes;
-      store(sum, fma(scale, load(group[r] + v * kLanes), load(sum)));
-    }
-    if (rows.data == nullptr) continue;
-    const F32x16 offset = view.offset(v, g);
-    for (size_t r = 0; r < num_rows; ++r) {
-      float* sum = sums + (r * kVectors + v) * kLanes;
-      store(sum, fma(offset, rows.of(r, g), load(sum)));
-    }
-  }
-}
-
-#endif
-
-// Rows of one block of sums.
-template <class Dot>
-constexpr size_t kRowsAtOnce = kInTiles<Dot> ? kLanes : kMaxRows;
 
 // Rows that share one decoding of their panels, and whose sums are kept meanwhile.
 constexpr int kRowsPerDecoding = 20 * kMaxRows;
@@ -302,25 +145,28 @@ static void multiply_blocks(const QuantizedProduct<Dot>& product, Range rows,
   using Word = typename Dot::Word;
   constexpr size_t kWords = Decoded<Codes, Word>::kWords, kDecodedLanes = kWords * kVectors * kLanes;
   const QuantizedShape& shape = product.weight.shape;
-  const auto multiply_group = [&](Range block, size_t g, const uint32_t* from) {
-    const Range words = words_of_group<Codes>(shape, g);
-    const auto* left = product.left.data + block.begin * product.left.stride;
-    multiply_decoded(product, block, left + words.begin * Codes::kPerWord, from,
-                     (words.end - words.begin) * kWords, view, g,
-                     sums + (block.begin - rows.begin) * kVectors * kLanes);
+  const auto multiply = [&](Range block, Range groups, const uint32_t* from) {
+    multiply_groups<Codes>(product, block, groups, from, view,
+                           sums + (block.begin - rows.begin) * kVectors * kLanes);
+  };
+  const size_t all = shape.groups(), at_once = groups_at_once<Codes>(product);
+  const auto from = [&](size_t g) {
+    return Range{g, g + at_once < all ? g + at_once : all};
   };
   if (rows.end - rows.begin <= kRowsPerGroup) {
-    for (size_t g = 0; g < shape.groups(); ++g) {
-      decode_words<Codes, Word>(view, words_of_group<Codes>(shape, g), decoded);
-      for_each_block(rows, kRowsAtOnce<Dot>,
-                     [&](Range block) { multiply_group(block, g, decoded); });
+    for (size_t g = 0; g < all; g += at_once) {
+      const Range groups = from(g);
+      const Range words{words_of_group<Codes>(shape, g).begin,
+                        words_of_group<Codes>(shape, groups.end - 1).end};
+      decode_words<Codes, Word>(view, words, decoded);
+      for_each_block(rows, kRowsAtOnce<Dot>, [&](Range block) { multiply(block, groups, decoded); });
     }
     return;
   }
   decode_words<Codes, Word>(view, {0, shape.words()}, decoded);
   for_each_block(rows, kRowsAtOnce<Dot>, [&](Range block) {
-    for (size_t g = 0; g < shape.groups(); ++g) {
-      multiply_group(block, g, decoded + words_of_group<Codes>(shape, g).begin * kDecodedLanes);
+    for (size_t g = 0; g < all; g += at_once) {
+      multiply(block, from(g), decoded + words_of_group<Codes>(shape, g).begin * kDecodedLanes);
     }
   });
 }

@@ -128,90 +128,90 @@ SIMD_INLINE void store_sums(float* sums, size_t stride) {
   if constexpr (kVectors > 3) _tile_stored(3, sums + 3 * kLanes, bytes);
 }
 
-// One word of every column of the right side, every `step` bytes.
+// 16 words of every column of the right side, from `at` on, every `step` bytes.
 template <int kVectors>
-SIMD_INLINE void multiply_tile(TileRows left, const uint32_t* const (&right)[kVectors],
+SIMD_INLINE void multiply_tile(TileRows left, const RightView<kVectors>& right, size_t at,
                                size_t step) {
   _tile_loadd(TILE_LEFT, left.data, left.stride);
-  _tile_loadd(TILE_RIGHT, right[0], step);
+  _tile_loadd(TILE_RIGHT, right.vectors[0] + at, step);
   _tile_dpbf16ps(0, TILE_LEFT, TILE_RIGHT);
   if constexpr (kVectors > 1) {
-    _tile_loadd(TILE_RIGHT, right[1], step);
+    _tile_loadd(TILE_RIGHT, right.vectors[1] + at, step);
     _tile_dpbf16ps(1, TILE_LEFT, TILE_RIGHT);
   }
   if constexpr (kVectors > 2) {
-    _tile_loadd(TILE_RIGHT, right[2], step);
+    _tile_loadd(TILE_RIGHT, right.vectors[2] + at, step);
     _tile_dpbf16ps(2, TILE_LEFT, TILE_RIGHT);
   }
   if constexpr (kVectors > 3) {
-    _tile_loadd(TILE_RIGHT, right[3], step);
+    _tile_loadd(TILE_RIGHT, right.vectors[3] + at, step);
     _tile_dpbf16ps(3, TILE_LEFT, TILE_RIGHT);
   }
 }
 
+// The same for 8 words.
 template <int kVectors>
-SIMD_INLINE void multiply_half_tile(TileRows left, const uint32_t* const (&right)[kVectors],
+SIMD_INLINE void multiply_half_tile(TileRows left, const RightView<kVectors>& right, size_t at,
                                     size_t step) {
   _tile_loadd(TILE_LEFT_HALF, left.data, left.stride);
-  _tile_loadd(TILE_RIGHT_HALF, right[0], step);
+  _tile_loadd(TILE_RIGHT_HALF, right.vectors[0] + at, step);
   _tile_dpbf16ps(0, TILE_LEFT_HALF, TILE_RIGHT_HALF);
   if constexpr (kVectors > 1) {
-    _tile_loadd(TILE_RIGHT_HALF, right[1], step);
+    _tile_loadd(TILE_RIGHT_HALF, right.vectors[1] + at, step);
     _tile_dpbf16ps(1, TILE_LEFT_HALF, TILE_RIGHT_HALF);
   }
   if constexpr (kVectors > 2) {
-    _tile_loadd(TILE_RIGHT_HALF, right[2], step);
+    _tile_loadd(TILE_RIGHT_HALF, right.vectors[2] + at, step);
     _tile_dpbf16ps(2, TILE_LEFT_HALF, TILE_RIGHT_HALF);
   }
   if constexpr (kVectors > 3) {
-    _tile_loadd(TILE_RIGHT_HALF, right[3], step);
+    _tile_loadd(TILE_RIGHT_HALF, right.vectors[3] + at, step);
     _tile_dpbf16ps(3, TILE_LEFT_HALF, TILE_RIGHT_HALF);
   }
 }
 
-// Fewer than 8 words, with zeros behind them.
+// Fewer than 8 words from `at` on, with zeros behind them.
 template <int kVectors>
 static __attribute__((noinline)) void multiply_last_words(TileRows left, size_t num_rows,
-                                                          const uint32_t* const (&right)[kVectors],
-                                                          size_t step, size_t num_words) {
+                                                          const RightView<kVectors>& right,
+                                                          size_t at, size_t num_words) {
   alignas(64) uint32_t left_words[kRowsOfTile][kHalfTileWords] = {};
   alignas(64) uint32_t right_words[kVectors][kHalfTileWords][kLanes] = {};
+  RightView<kVectors> padded{{}, kLanes};
   for (size_t r = 0; r < num_rows; ++r) {
     std::memcpy(left_words[r], left.from(r * left.stride).data, num_words * sizeof(uint32_t));
   }
-  const uint32_t* padded[kVectors];
   for (int v = 0; v < kVectors; ++v) {
     for (size_t k = 0; k < num_words; ++k) {
-      std::memcpy(right_words[v][k], reinterpret_cast<const char*>(right[v]) + k * step,
+      std::memcpy(right_words[v][k], right.vectors[v] + at + k * right.step,
                   sizeof right_words[v][k]);
     }
-    padded[v] = right_words[v][0];
+    padded.vectors[v] = right_words[v][0];
   }
   settle(left_words);
-  multiply_half_tile<kVectors>({left_words, sizeof left_words[0]}, padded, sizeof right_words[0][0]);
+  multiply_half_tile<kVectors>({left_words, sizeof left_words[0]}, padded, 0,
+                               sizeof right_words[0][0]);
 }
 
 // Adds the products of num_words words of num_rows rows, at most 16, to the tiles of sums.
 template <int kVectors, class Fetch>
-SIMD_INLINE void multiply_tiles(TileRows left, size_t num_rows, RightView<kVectors> right,
+SIMD_INLINE void multiply_tiles(TileRows left, size_t num_rows, const RightView<kVectors>& right,
                                 size_t num_words, Fetch fetch) {
   const size_t step = right.step * sizeof(uint32_t);
   settle(left.data);
-  const auto advance = [&](size_t words) {
-    left = left.from(words * sizeof(uint32_t));
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) right.vectors[v] += words * right.step;
-    num_words -= words;
-  };
-  for (; num_words >= kTileWords; advance(kTileWords)) {
+  size_t k = 0;
+  for (; k + kTileWords <= num_words; k += kTileWords) {
     fetch.next();
-    multiply_tile<kVectors>(left, right.vectors, step);
+    multiply_tile<kVectors>(left.from(k * sizeof(uint32_t)), right, k * right.step, step);
   }
-  if (num_words >= kHalfTileWords) {
-    multiply_half_tile<kVectors>(left, right.vectors, step);
-    advance(kHalfTileWords);
+  if (k + kHalfTileWords <= num_words) {
+    multiply_half_tile<kVectors>(left.from(k * sizeof(uint32_t)), right, k * right.step, step);
+    k += kHalfTileWords;
   }
-  if (num_words > 0) multiply_last_words<kVectors>(left, num_rows, right.vectors, step, num_words);
+  if (k < num_words) {
+    multiply_last_words<kVectors>(left.from(k * sizeof(uint32_t)), num_rows, right, k * right.step,
+                                  num_words - k);
+  }
 }
 
 // Rows whose sums are kept while segments of the right side come and go: 128 KiB with 4 vectors.
