@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lora_serve.errors import InvalidRequestError
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
@@ -17,7 +18,8 @@ from lora_serve.fuzz.oracle.lone_answers import lone_answer
 from lora_serve.identity import BlockHasher
 from lora_serve.llm import LLM
 from lora_serve.messages import ResetPrefixCache
-from lora_serve.prompts import TokensPrompt
+from lora_serve.pooling import PoolingParams
+from lora_serve.prompts import EmbedsPrompt, MixedPrompt, TokensPrompt
 from lora_serve.sampling_params import SamplingParams
 from tests.fakes.mutant_hashers import KeyIgnoresWhereAnAdapterBegins
 from tests.fakes.peft_adapters import make_peft
@@ -165,3 +167,52 @@ def test_an_activated_adapter_answers_as_in_peft_and_over_the_base_models_blocks
     for output in (over_base, again):
         assert output.outputs[0].token_ids == alone.outputs[0].token_ids
         assert output.outputs[0].logprobs == alone.outputs[0].logprobs
+
+
+def embedded(start: int, stop: int, table: torch.Tensor) -> EmbedsPrompt:
+    """What the model makes of INVOKED's tokens from start to stop."""
+    rows = table[torch.tensor(INVOKED[start:stop])]
+    return EmbedsPrompt(len(rows), rows.contiguous().view(torch.uint8).numpy().tobytes())
+
+
+def test_embedding_rows_among_the_tokens_are_the_base_models_up_to_the_invocation(
+    paths: tuple[Path, Path],
+) -> None:
+    table = load_file(paths[0] / "model.safetensors")["model.embed_tokens.weight"]
+    first, other = embedded(10, 45, table), embedded(60, 62, table)
+    mixed = MixedPrompt.of((INVOKED[:10], first, INVOKED[45:60], other, INVOKED[62:]))
+    quick = SamplingParams(temperature=0.0, max_tokens=4, logprobs=-1)
+    settings = {"enable_prompt_embeds": True, "max_num_batched_tokens": 24}
+    with serving(paths, enable_prefix_caching=False, **settings) as cold:
+        (of_tokens,) = cold.generate(TokensPrompt(tuple(INVOKED)), quick, lora_name="red")
+        (alone,) = cold.generate(mixed, quick, lora_name="red")
+        with pytest.raises(
+            InvalidRequestError, match=r"prompt of embeddings alone holds no tokens"
+        ):
+            cold.generate(embedded(0, 40, table), quick, lora_name="red")
+    assert alone.outputs[0].logprobs == of_tokens.outputs[0].logprobs
+    with serving(paths, enable_prefix_caching=True, **settings) as warm:
+        warm.generate(mixed, quick)
+        (over_base,) = warm.generate(mixed, quick, lora_name="red")
+    assert over_base.num_cached_tokens == 48
+    assert over_base.outputs[0].logprobs == alone.outputs[0].logprobs
+
+
+def test_an_embedding_of_an_activated_adapter_is_pefts_and_the_same_over_the_base_models_blocks(
+    paths: tuple[Path, Path],
+) -> None:
+    prompt, last = TokensPrompt(tuple(INVOKED)), PoolingParams(normalize=False)
+    with serving(paths, enable_prefix_caching=False) as cold:
+        (alone,) = cold.embed(prompt, last, lora_name="red")
+        (plain,) = cold.embed(prompt, last)
+    assert alone.embedding != plain.embedding
+    peft = make_peft("qwen2", 1, task_type="CAUSAL_LM", alora_invocation_tokens=TOKENS)
+    with torch.no_grad():
+        states = peft(input_ids=torch.tensor([INVOKED]), output_hidden_states=True).hidden_states
+    expected = states[-1][0, -1]
+    torch.testing.assert_close(torch.tensor(alone.embedding), expected, atol=2e-4, rtol=0)
+    with serving(paths, enable_prefix_caching=True, max_num_batched_tokens=24) as warm:
+        warm.embed(prompt, last)
+        (over_base,) = warm.embed(prompt, last, lora_name="red")
+    assert over_base.num_cached_tokens == 48
+    assert over_base.embedding == alone.embedding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lora_serve.errors import ASK_FOR_BASE_MODEL, InvalidRequestError
-from lora_serve.prompts import Prompt, last_occurrence
+from lora_serve.prompts import EmbedsPrompt, Prompt, last_occurrence
 
 
 def adapter_start(lora_name: str, invocation_tokens: Sequence[int], prompt: Prompt) -> int:
@@ -23,10 +23,15 @@ def adapter_start(lora_name: str, invocation_tokens: Sequence[int], prompt: Prom
         return 0
     start = last_occurrence(prompt, invocation_tokens)
     if start is None:
+        held = (
+            "a prompt of embeddings alone holds no tokens; send"
+            if isinstance(prompt, EmbedsPrompt)
+            else "the prompt does not hold them; put"
+        )
         raise InvalidRequestError(
             f"prompt: the lora adapter '{lora_name}' begins to act at its invocation tokens "
-            f"{list(invocation_tokens)}, and the prompt does not hold them; put them where it is "
-            f"to begin. {ASK_FOR_BASE_MODEL} to have no adapter act.",
+            f"{list(invocation_tokens)}, and {held} them where it is to begin. "
+            f"{ASK_FOR_BASE_MODEL} to have no adapter act.",
             "prompt",
         )
     return start

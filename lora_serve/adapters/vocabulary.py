@@ -185,7 +185,7 @@ def _check_settings(
     if found and settings.invocation_tokens:
         findings.append(
             "an activated LoRA (alora_invocation_tokens) that changes embeddings or the LM head "
-            "is not served; retrain without"
+            "is not served: they would act before the invocation tokens, too; retrain without"
         )
 
 
