@@ -176,9 +176,6 @@ def _longrope(rope: Settings, max_position_embeddings: int, around: Settings) ->
 
 
 def _yarn(rope: Settings, max_position_embeddings: int) -> YarnScaling:
-    for key in ("mscale", "mscale_all_dim"):
-        if rope.get(key) is not None:
-            rope.refuse(f"yarn with {key} is not supported")
     original = rope.integer("original_max_position_embeddings", max_position_embeddings)
     factor = rope.number("factor", max_position_embeddings / original)
     return YarnScaling(
@@ -186,6 +183,16 @@ def _yarn(rope: Settings, max_position_embeddings: int) -> YarnScaling:
         original_max_position_embeddings=original,
         beta_fast=rope.number("beta_fast", 32.0),
         beta_slow=rope.number("beta_slow", 1.0),
-        attention_factor=rope.number("attention_factor", 0.1 * math.log(max(factor, 1.0)) + 1.0),
+        attention_factor=rope.number("attention_factor", _yarn_amplitude(rope, factor)),
         truncate=rope.flag("truncate", True),
     )
+
+
+def _yarn_amplitude(rope: Settings, factor: float) -> float:
+    """What multiplies cos and sin where the config does not say it, as DeepSeek's mscale has it."""
+    growth = 0.1 * math.log(max(factor, 1.0))
+    keys = ("mscale", "mscale_all_dim")
+    if not all(map(rope.get, keys)):
+        return growth + 1.0
+    scale, scale_all_dim = map(rope.number, keys)
+    return (growth * scale + 1.0) / (growth * scale_all_dim + 1.0)

@@ -100,7 +100,6 @@ def test_scaling_adds_positions_beyond_those_trained() -> None:
             for kind in ("linear", "dynamic", "yarn")
         ),
         ({"rope_scaling": {"rope_type": "llama3"}}, "low_freq_factor is missing"),
-        ({"rope_scaling": {"rope_type": "yarn", "mscale": 1.0}}, "yarn with mscale"),
         ({"rope_scaling": "linear"}, "rope_scaling must be an object, is 'linear'"),
     ],
 )
