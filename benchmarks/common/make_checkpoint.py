@@ -58,6 +58,33 @@ class ModelShape:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureShape(ModelShape):
+    """OLMoE-1B-7B's, with a quarter of its 16 layers. intermediate_size: of one expert."""
+
+    hidden_size: int = 2048
+    intermediate_size: int = 1024
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 16
+    num_key_value_heads: int = 16
+    head_dim: int = 128
+    vocab_size: int = 50_304
+    max_position_embeddings: int = 4096
+    num_experts: int = 64
+    num_experts_per_tok: int = 8
+
+    @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        sizes = ModelShape.projections.fget(self)  # type: ignore[attr-defined]
+        attention = {name: size for name, size in sizes.items() if name.startswith("self_attn.")}
+        experts = {
+            f"mlp.experts.{expert}.{name.removeprefix('mlp.')}": size
+            for expert, (name, size) in product(range(self.num_experts), sizes.items())
+            if name.startswith("mlp.")
+        }
+        return attention | experts
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterShape:
     """rank, and the projections it is on by their last names; none means all."""
@@ -67,6 +94,7 @@ class AdapterShape:
 
 
 QWEN_0_5B = ModelShape()
+OLMOE = MixtureShape()
 ALL_PROJECTIONS = AdapterShape()
 ATTENTION_ONLY = AdapterShape(8, ("q_proj", "k_proj", "v_proj", "o_proj"))  # S-LoRA's setting S1
 
@@ -108,9 +136,10 @@ def _finish(directory: Path, recipe: str) -> None:
 
 
 def _config(shape: ModelShape) -> dict[str, object]:
+    is_mixture = isinstance(shape, MixtureShape)
     return {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
+        "architectures": ["OlmoeForCausalLM" if is_mixture else "Qwen2ForCausalLM"],
+        "model_type": "olmoe" if is_mixture else "qwen2",
         **asdict(shape),
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
@@ -135,13 +164,18 @@ def _weights(shape: ModelShape) -> Iterator[tuple[str, torch.Tensor]]:
     def ones() -> torch.Tensor:
         return torch.ones(shape.hidden_size, dtype=torch.bfloat16)
 
+    is_mixture = isinstance(shape, MixtureShape)
     yield "model.embed_tokens.weight", normal(shape.vocab_size, shape.hidden_size)
     for layer in range(shape.num_hidden_layers):
         prefix = f"model.layers.{layer}"
         for name, (outputs, inputs) in shape.projections.items():
             yield f"{prefix}.{name}.weight", normal(outputs, inputs)
-            if name.endswith(("q_proj", "k_proj", "v_proj")):
+            if name.endswith(("q_proj", "k_proj", "v_proj")) and not is_mixture:
                 yield f"{prefix}.{name}.bias", normal(outputs)
+        if isinstance(shape, MixtureShape):
+            yield f"{prefix}.mlp.gate.weight", normal(shape.num_experts, shape.hidden_size)
+            yield f"{prefix}.self_attn.q_norm.weight", ones()
+            yield f"{prefix}.self_attn.k_norm.weight", ones()
         yield f"{prefix}.input_layernorm.weight", ones()
         yield f"{prefix}.post_attention_layernorm.weight", ones()
     yield "model.norm.weight", ones()

@@ -93,6 +93,8 @@ class Bench:
             adapters=ensure_adapters(self.data / kind, num_adapters, adapter, self.shape),
             quantization=phase.quantization,
             quantize_activations=phase.quantize_activations,
+            max_running=phase.max_running,
+            max_model_len=phase.max_model_len,
             num_threads=torch.get_num_threads(),
         )
 

@@ -81,6 +81,7 @@ class Phase:
 
     num_adapters: how many each of the phase's servers has; all of small_adapters' kind.
     quantize_activations: where that is a choice; llama.cpp and OpenVINO do so in every such phase.
+    max_running, max_model_len: of the deployment.
     is_of_ours: compares lora-serve with itself; others are not asked.
     """
 
@@ -89,6 +90,8 @@ class Phase:
     small_adapters: bool = False
     quantization: str = ""
     quantize_activations: bool = False
+    max_running: int = RUNNING
+    max_model_len: int = 2048
     is_of_ours: bool = False
     needs: tuple[Need, ...] = ()
     rounds: tuple[tuple[Measurement, ...], ...]

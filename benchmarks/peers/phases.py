@@ -18,6 +18,8 @@ def _tokens_per_second(summary: RunSummary) -> float:
 
 # One request a run would be a second of it, and the first behind other engines' turns.
 ONE_BY_ONE = 3
+LONG_PROMPT = 32_000  # of the 32,768 tokens that the model can have
+LONG_RUN_SECONDS = 1200.0
 
 
 def _prefill_rate(summary: RunSummary) -> float:
@@ -103,6 +105,19 @@ def _closed_loop() -> Measurement:
 
     rate = Row(key, title, "tok/s", _tokens_per_second, limit)
     return Measurement(spec=spec, max_concurrency=RUNNING, rows=(rate,))
+
+
+def _long_prompt() -> Measurement:
+    """One run: a warm-up as long as this would double the minutes, and changes little of them."""
+    key = "long-prefill"
+    spec = WorkloadSpec(
+        seed=_seed(key), num_requests=1, input_tokens=LONG_PROMPT, output_tokens=1
+    )  # fmt: skip
+    title = f"prefill of {LONG_PROMPT:,} tokens, 1 request"
+    row = Row(key, title, "tok/s", _prefill_rate)
+    return Measurement(
+        spec=spec, max_concurrency=1, rows=(row,), warm_up=False, run_seconds=LONG_RUN_SECONDS
+    )
 
 
 def _four_adapters(temperature: str, seed: int) -> Measurement:
@@ -203,5 +218,11 @@ PHASES = (
         quantization="int4",
         needs=("int4",),
         rounds=_quantized("int4", ", int4 weights"),
+    ),
+    Phase(
+        name="long",
+        max_running=1,
+        max_model_len=QWEN_0_5B.max_position_embeddings,
+        rounds=((_long_prompt(),),),
     ),
 )

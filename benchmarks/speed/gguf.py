@@ -1,6 +1,7 @@
 """Measures GGUF files beside llama.cpp: `python -m benchmarks.speed.gguf`, on a quiet machine.
 
-Both engines serve the same file, of Qwen2.5-0.5B's shape, and take turns. Load is the time from
+Both engines serve the same file, of Qwen2.5-0.5B's shape or of a quarter of OLMoE's layers
+(`--shape olmoe`), and take turns. Load is the time from
 the start of a process until it answers, of a file that was read before: the best of some starts;
 also of ours with the weights that an earlier start has kept (`--weights-cache-path`).
 """
@@ -21,7 +22,7 @@ import torch
 
 from benchmarks.common.environment import as_users_have_it
 from benchmarks.common.facts import write_facts
-from benchmarks.common.make_checkpoint import QWEN_0_5B, ensure_checkpoint
+from benchmarks.common.make_checkpoint import OLMOE, QWEN_0_5B, ensure_checkpoint
 from benchmarks.peers.__main__ import CACHE, PATIENCE_SECONDS
 from benchmarks.peers.environment import Environment, ensure_environment
 from benchmarks.peers.llama_cpp import QUANTIZATIONS, LlamaCpp
@@ -35,6 +36,7 @@ from lora_serve.bench.server import running_server
 from lora_serve.demo.server_process import free_port
 from lora_serve.models.kept_weights.cache import SUFFIX
 
+SHAPES = {"qwen2.5-0.5b": ("model", QWEN_0_5B), "olmoe": ("olmoe", OLMOE)}
 KINDS = {kind: quantization for quantization, kind in QUANTIZATIONS.items()}
 MEASUREMENTS = tuple(each for round_ in PHASES[0].rounds[:3] for each in round_)
 OURS, THEIRS = LoraServe.name, LlamaCpp.name
@@ -121,6 +123,7 @@ async def contest(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="qwen2.5-0.5b")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["Q4_K_M", "Q8_0"])
     parser.add_argument("--starts", type=int, default=4)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
@@ -129,7 +132,8 @@ def main() -> None:
     environments = Path(os.environ.get("LORA_SERVE_PEERS") or CACHE / "peers")
     environment = Environment(environments / THEIRS)
     ensure_environment(environment.root, LlamaCpp.recipe, LlamaCpp().install)
-    checkpoint = ensure_checkpoint(CACHE / "bench" / "model", QWEN_0_5B)
+    directory, shape = SHAPES[args.shape]
+    checkpoint = ensure_checkpoint(CACHE / "bench" / directory, shape)
     figures: dict[str, Figures] = {}
     for kind in args.kinds:
         threads = torch.get_num_threads()
@@ -139,7 +143,7 @@ def main() -> None:
         figures[kind] = asyncio.run(contest(environment, deployment, args.starts, args.rows))
         for row, by_engine in figures[kind].items():
             print(kind, row, {engine: round(value, 4) for engine, value in by_engine.items()})
-    write_facts(args.out, figures=figures)
+    write_facts(args.out, shape=args.shape, figures=figures)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,7 +27,7 @@ from lora_serve.config.model import AUTO, OWN_IMPL, TRANSFORMERS_IMPL
 from lora_serve.config.parallel import GATHER, SEGMENTS
 from lora_serve.demo.model import ensure_demo
 from lora_serve.engine.frontend.startup_checks import check_startup
-from lora_serve.errors import ConfigError, LoraServeError
+from lora_serve.errors import AdapterError, ConfigError, LoraServeError
 from lora_serve.fuzz.counts import FuzzCounts, Kind
 from lora_serve.fuzz.fuzzer import Fuzzer, Verdict
 from lora_serve.fuzz.generate import Scope, make_trace
@@ -36,6 +37,9 @@ from lora_serve.fuzz.talks import TEMPLATE
 from lora_serve.fuzz.trace import API_KEYS, Trace, load_trace, save_trace
 from lora_serve.fuzz.versions import write_activated, write_extended, write_versions
 from lora_serve.model_info import Vocabulary
+
+if TYPE_CHECKING:  # imports torch
+    from lora_serve.models.base import ModelSpec
 
 EXIT_WRONG = 1
 DEFAULT_NUM_REQUESTS = 1000
@@ -156,8 +160,11 @@ def possible_ranks(config: EngineConfig, reduce: str = GATHER) -> tuple[int, ...
     return tuple(size for size in WORLD_SIZES if _can_start(of_size(size)))
 
 
-def other_impls(config: EngineConfig) -> tuple[str, ...]:
-    """What can run the model here beside its family; nothing if the user chose what does."""
+def other_impls(config: EngineConfig, adapters: Sequence[Path] = ()) -> tuple[str, ...]:
+    """What can run the model here beside its family; nothing if the user chose what does.
+
+    adapters: which it must be able to serve, too.
+    """
     from lora_serve.worker.device import open_device  # imports torch
 
     def run_by(impl: str) -> EngineConfig:
@@ -168,8 +175,22 @@ def other_impls(config: EngineConfig) -> tuple[str, ...]:
         or open_device(config.model.device).torch_device.type != "cpu"
     ):
         return ()
-    both = (OWN_IMPL, TRANSFORMERS_IMPL)
-    return (TRANSFORMERS_IMPL,) if all(_can_start(run_by(impl)) for impl in both) else ()
+    if not all(_can_start(run_by(impl)) for impl in (OWN_IMPL, TRANSFORMERS_IMPL)):
+        return ()
+    other = run_by(TRANSFORMERS_IMPL)
+    return (TRANSFORMERS_IMPL,) if all(_serves(other, path) for path in adapters) else ()
+
+
+def _serves(config: EngineConfig, adapter: Path) -> bool:
+    from lora_serve.adapters.checkpoint import read_adapter
+    from lora_serve.models.base import adapted_modules  # imports torch
+
+    modules = adapted_modules(_spec(config.model))
+    try:
+        read_adapter(str(adapter), lora_modules=modules, max_lora_rank=config.lora.max_lora_rank)
+    except AdapterError:
+        return False
+    return True
 
 
 def _can_start(config: EngineConfig) -> bool:
@@ -232,7 +253,7 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
             fixed_flags=bool(args.url),
             num_ranks=possible_ranks(config)[1:],
             in_segments=possible_ranks(config, SEGMENTS),
-            model_impls=other_impls(config),
+            model_impls=other_impls(config, sources),
         )
         try:
             fuzzer = Fuzzer(runner, cold, config.cache.block_size, args.serve_args)
@@ -244,13 +265,18 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
 def _adapted(config: ModelConfig) -> tuple[Vocabulary | None, dict[str, tuple[int, int]]]:
     """What adapters may change of the model's vocabulary, and on CPUs of its experts."""
     from lora_serve.models.base import lora_modules  # imports torch
-    from lora_serve.models.source import load_spec, model_path  # imports torch
     from lora_serve.worker.device import open_device
 
-    directory = model_path(config.model, config.revision, config.load_format, with_weights=False)
     on_gpu = open_device(config.device).counts_memory
-    spec = load_spec(directory, config.load_format, config.model_impl)
+    spec = _spec(config)
     return spec.vocabulary(), {} if on_gpu else lora_modules(spec.expert_linears())
+
+
+def _spec(config: ModelConfig) -> ModelSpec:
+    from lora_serve.models.source import load_spec, model_path  # imports torch
+
+    directory = model_path(config.model, config.revision, config.load_format, with_weights=False)
+    return load_spec(directory, config.load_format, config.model_impl)
 
 
 def _model(args: argparse.Namespace) -> tuple[str, list[Path]]:

@@ -15,6 +15,8 @@ from lora_serve.fuzz.generate import Scope, make_trace
 from lora_serve.fuzz.oracle.campaign import OracleTotals
 from lora_serve.fuzz.trace import load_trace
 from lora_serve.ops.cpu import threads
+from tests.fakes.peft_adapters import make_peft
+from tests.fakes.served_model import save_served_model
 
 
 def config_of(model: Path, *flags: str) -> EngineConfig:
@@ -113,6 +115,19 @@ def test_what_runs_the_model_is_not_drawn_where_it_is_given_or_nothing_else_can(
     flags: str, model_path: Path
 ) -> None:
     assert other_impls(config_of(model_path, *flags.split())) == ()
+
+
+def test_transformers_modules_are_not_drawn_where_they_cannot_serve_an_adapter(
+    tmp_path: Path,
+) -> None:
+    model = save_served_model(tmp_path / "model", "olmoe")
+    of_attention, of_experts = tmp_path / "attention", tmp_path / "experts"
+    make_peft("olmoe", 0).save_pretrained(str(of_attention))
+    experts = ["experts.gate_up_proj", "experts.down_proj"]
+    make_peft("olmoe", 0, target_parameters=experts).save_pretrained(str(of_experts))
+    config = config_of(model)
+    assert other_impls(config, [of_attention]) == ("transformers",)
+    assert other_impls(config, [of_attention, of_experts]) == ()
 
 
 def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:

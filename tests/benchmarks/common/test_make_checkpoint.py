@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.common.make_checkpoint import (
     QWEN_0_5B,
     AdapterShape,
+    MixtureShape,
     ModelShape,
     ensure_adapters,
     ensure_checkpoint,
@@ -49,6 +50,27 @@ def test_transformers_loads_the_checkpoint_and_every_weight_is_in_it(model: Path
     logits = loaded(torch.tensor([[5, 6, 7]])).logits
     assert logits.shape == (1, 3, 1200)
     assert torch.isfinite(logits).all()
+
+
+def test_a_mixture_has_every_weight_that_transformers_wants(tmp_path: Path) -> None:
+    tiny = MixtureShape(
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=16,
+        vocab_size=1200,
+        num_experts=4,
+        num_experts_per_tok=2,
+    )
+    loaded, report = AutoModelForCausalLM.from_pretrained(
+        ensure_checkpoint(tmp_path / "model", tiny), dtype=torch.bfloat16, output_loading_info=True
+    )
+    assert not report["unexpected_keys"]
+    assert set(report["missing_keys"]) <= {"lm_head.weight"}  # tied
+    assert loaded.config.num_experts == 4
+    assert torch.isfinite(loaded(torch.tensor([[5, 6, 7]])).logits).all()
 
 
 def test_the_tokenizer_fills_the_vocabulary_and_gives_back_any_text(model: Path) -> None:
