@@ -54,7 +54,7 @@ def test_no_kind_of_transformers_is_left_out() -> None:
 
 @pytest.mark.parametrize("parameters", PARAMETERS, ids=lambda each: "-".join(map(str, each)))
 def test_angles_are_those_of_transformers(parameters: dict[str, Any]) -> None:
-    """For a context as long as the model's."""
+    """The context is as long as the model's."""
     given = {"rope_theta": 5e5, **parameters}
     config = LlamaConfig(
         hidden_size=LLAMA["hidden_size"],
