@@ -1,9 +1,9 @@
 """Measures GGUF files beside llama.cpp: `python -m benchmarks.speed.gguf`, on a quiet machine.
 
 Both engines serve the same file, of Qwen2.5-0.5B's shape or of a quarter of OLMoE's layers
-(`--shape olmoe`), and take turns. Load is the time from
-the start of a process until it answers, of a file that was read before: the best of some starts;
-also of ours with the weights that an earlier start has kept (`--weights-cache-path`).
+(`--shape olmoe`), and take turns. Load is the time from the start of a process until it answers, of
+a file that was read before: the best of some starts; also of ours with the weights that an earlier
+start has kept (`--weights-cache-path`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from lora_serve.bench.client import Endpoint
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.server import running_server
 from lora_serve.demo.server_process import free_port
+from lora_serve.file_identity import file_identity
 from lora_serve.models.kept_weights.cache import SUFFIX
 
 SHAPES = {"qwen2.5-0.5b": ("model", QWEN_0_5B), "olmoe": ("olmoe", OLMOE)}
@@ -60,13 +61,16 @@ class Contest:
         theirs = LlamaCpp().launch(self.environment, self.deployment, port)
         if engine == THEIRS:
             return theirs
-        file = Path(theirs.command[theirs.command.index("--model") + 1])
+        file = self._file(theirs)
         ours = replace(self.deployment, checkpoint=file, quantization="")
         launch = LoraServe().launch(self.environment, ours, port)
         if engine == OURS:
             return launch
         flags = ("--weights-cache-path", str(self.kept))
         return replace(launch, command=(*launch.command, *flags))
+
+    def _file(self, theirs: Launch) -> Path:
+        return Path(theirs.command[theirs.command.index("--model") + 1])
 
     async def serve(self, stack: AsyncExitStack, engine: str) -> Endpoint:
         """Start the engine, until the stack ends; it answers when this returns."""
@@ -82,6 +86,7 @@ class Contest:
     async def loads(self, num_starts: int) -> dict[str, float]:
         """Seconds until each engine answers."""
         best: dict[str, float] = {}
+        await self._settle()
         async with AsyncExitStack() as stack:
             await self.serve(stack, KEPT)
             while not list(self.kept.glob(f"*{SUFFIX}")):
@@ -94,6 +99,12 @@ class Contest:
                     seconds = time.monotonic() - start
                 best[engine] = min(best.get(engine, seconds), seconds)
         return best
+
+    async def _settle(self) -> None:
+        """Wait until the file is old enough for its weights to be kept."""
+        file = self._file(LlamaCpp().launch(self.environment, self.deployment, free_port()))
+        while file_identity(file.stat()) is None:
+            await asyncio.sleep(0.1)
 
     async def figures(self) -> Figures:
         """What the measurements give, while both servers run."""
