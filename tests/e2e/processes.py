@@ -7,15 +7,24 @@ from pathlib import Path
 
 
 def descendants(pid: int) -> Iterator[int]:
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            children += (thread / "children").read_text().split()
-    except OSError:  # it has ended meanwhile
-        return
-    for child in {*map(int, children)}:
+    for child in _children(pid):
         yield child
         yield from descendants(child)
+
+
+def _children(pid: int) -> set[int]:
+    """A process that a thread started is the child of that thread."""
+    found: set[int] = set()
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:  # the process has ended meanwhile
+        return found
+    for thread in threads:
+        try:
+            found.update(map(int, (thread / "children").read_text().split()))
+        except OSError:  # this thread has, others go on
+            continue
+    return found
 
 
 def pids_below(pid: int, kind: bytes) -> list[int]:
