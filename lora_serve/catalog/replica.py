@@ -123,6 +123,16 @@ class CatalogReplica:
         while self.view.serial < record.serial:
             await self._wait_for(record.name, deadline)
 
+    async def wait_until_told(self, name: str) -> None:
+        """Wait until this replica has heard of the last change of a name, wherever it was made.
+
+        Raises:
+            CatalogUnavailableError: the store cannot be asked.
+        """
+        record: Record | None = await self._ask(self._store.get, name)
+        if record is not None:
+            await self.wait_until_known(record)
+
     async def admit(self, name: str) -> bool:
         """Wait until a request for this name may go to the engine; False if there is no such name.
 

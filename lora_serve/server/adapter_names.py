@@ -243,6 +243,7 @@ class CataloguedNames:
             if known is None:
                 with contextlib.suppress(AdapterExistsError):  # another server was first
                     await self._write_load(AdapterWish(name, path), "--lora-modules")
+                await self.replica.wait_until_told(name)
             elif known.source != path:
                 logger.warning(
                     "--lora-modules %s=%s: the catalog has this name from %s, which stays; "

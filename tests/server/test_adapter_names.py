@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from lora_serve.catalog import file_store
 from lora_serve.config import CatalogConfig, EngineConfig, LoRAConfig, ModelConfig, ServerConfig
 from lora_serve.errors import AdapterNotFoundError, ConfigError
 from lora_serve.server.adapter_names import member_of
@@ -93,6 +94,17 @@ async def test_a_restart_has_what_was_loaded(fleet: Fleet, tmp_path: Path) -> No
     await fleet.stop()
     again = await fleet.start("one", lora_modules=(f"tenant={path}", f"other={path}"))
     assert (await said(again, "tenant"), await said(again, "other")) == ("ALPHA", "ALPHA")
+
+
+@pytest.mark.parametrize("num_servers", [1, 2])
+async def test_modules_are_there_once_the_server_is(
+    num_servers: int, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_store, "WATCH_SECONDS", 0.5)  # changes are heard of late
+    modules = {"lora_modules": (f"tenant={write_adapter(tmp_path / 'a', 'ALPHA')}",)}
+    names = [str(index) for index in range(num_servers)]
+    clients = await asyncio.gather(*(fleet.start(name, **modules) for name in names))
+    assert await asyncio.gather(*(said(one, "tenant") for one in clients)) == ["ALPHA"] * len(names)
 
 
 async def test_a_module_that_cannot_be_loaded_ends_the_start(fleet: Fleet, tmp_path: Path) -> None:
