@@ -101,10 +101,11 @@ async def test_modules_are_there_once_the_server_is(
     num_servers: int, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_store, "WATCH_SECONDS", 0.5)  # changes are heard of late
-    modules = {"lora_modules": (f"tenant={write_adapter(tmp_path / 'a', 'ALPHA')}",)}
-    names = [str(index) for index in range(num_servers)]
-    clients = await asyncio.gather(*(fleet.start(name, **modules) for name in names))
-    assert await asyncio.gather(*(said(one, "tenant") for one in clients)) == ["ALPHA"] * len(names)
+    modules = (f"tenant={write_adapter(tmp_path / 'a', 'ALPHA')}",)
+    starts = (fleet.start(str(index), lora_modules=modules) for index in range(num_servers))
+    clients = await asyncio.gather(*starts)
+    answers = await asyncio.gather(*(said(client, "tenant") for client in clients))
+    assert answers == ["ALPHA"] * num_servers
 
 
 async def test_a_module_that_cannot_be_loaded_ends_the_start(fleet: Fleet, tmp_path: Path) -> None:
