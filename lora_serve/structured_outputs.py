@@ -31,31 +31,58 @@ class ReasoningTokens(msgspec.Struct, frozen=True):
     is_open: bool
 
 
-class ForcedTokens(msgspec.Struct, frozen=True):
-    """Tokens that a grammar forces: each is the only one that it allows behind those before.
+class MaskedDrafts(msgspec.Struct, frozen=True):
+    """Drafts that a grammar permits, with what may follow each of them.
 
-    token_ids: one or more. bitmask: what may follow all of them, as of `SampleInput`.
+    A draft is forced where it is the only token that the grammar allows behind those before it; the
+    others are guesses.
+
+    token_ids: one or more. bitmasks: what may follow each of them, as of `SampleInput`; b"" where
+        that is the next of them alone. begins_forced: whether the first one is forced.
     """
 
     token_ids: tuple[int, ...]
-    bitmask: bytes
+    bitmasks: tuple[bytes, ...]
+    begins_forced: bool = True
 
-    @classmethod
-    def of(cls, token_ids: Sequence[int], bitmask: bytes | None) -> ForcedTokens | None:
-        """These tokens, or all but the last where what may follow that is not known.
+    @property
+    def num_forced(self) -> int:
+        """How many of them, the first ones, are forced."""
+        if not self.begins_forced:
+            return 0
+        return 1 + next((i for i, mask in enumerate(self.bitmasks) if mask), len(self.bitmasks))
 
-        None if that leaves no token.
-        """
-        if bitmask is None and token_ids:
-            *token_ids, last = token_ids
-            bitmask = bitmask_of_one(last)
-        return cls(tuple(token_ids), bitmask) if token_ids and bitmask is not None else None
+    def is_forced(self, place: int) -> bool:
+        return not self.bitmasks[place - 1] if place else self.begins_forced
+
+    def num_guesses(self, num_tokens: int) -> int:
+        """How many of the first num_tokens are guesses."""
+        return sum(not self.is_forced(place) for place in range(num_tokens))
 
     def bitmask_behind(self, num_tokens: int) -> bytes:
         """What may follow the first num_tokens of them."""
-        if num_tokens < len(self.token_ids):
-            return bitmask_of_one(self.token_ids[num_tokens])
-        return self.bitmask
+        return self.bitmasks[num_tokens - 1] or bitmask_of_one(self.token_ids[num_tokens])
+
+    def narrowed(self, bitmasks: Sequence[bytes]) -> MaskedDrafts | None:
+        """As many of them as there are masks, which may follow them instead; None for none."""
+        if not bitmasks:
+            return None
+        inner = zip(self.bitmasks, bitmasks[:-1], strict=False)
+        masks = (*(mask and narrowed for mask, narrowed in inner), bitmasks[-1])
+        return MaskedDrafts(self.token_ids[: len(masks)], masks, self.begins_forced)
+
+
+class Guess(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What an answer may say next, for its grammar to say how far it permits that.
+
+    most: tokens of it that are to be looked at beside those that the grammar forces.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    most: int = 0
+
+
+NO_GUESS = Guess()
 
 
 class StructuredOutput(msgspec.Struct, frozen=True):
@@ -135,6 +162,12 @@ class StructuredOutput(msgspec.Struct, frozen=True):
 def bitmask_of_one(token_id: int) -> bytes:
     """The mask, as of `SampleInput`, that allows one token alone."""
     return bytes(token_id // 8) + bytes((1 << token_id % 8,))
+
+
+def allows(bitmask: bytes, token_id: int) -> bool:
+    """Whether a mask, as of `SampleInput`, has a token."""
+    place = token_id // 8
+    return place < len(bitmask) and bool(bitmask[place] >> token_id % 8 & 1)
 
 
 def _verify_choices(text: str, param: str) -> None:

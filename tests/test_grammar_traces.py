@@ -4,20 +4,21 @@ the traces would catch. Each mutant puts one back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
 from lora_serve.engine.core import grammars
-from lora_serve.fuzz.oracle.content import EOS, VOCAB_SIZE, allowed_tokens
+from lora_serve.fuzz.oracle.content import EOS, VOCAB_SIZE
 from lora_serve.fuzz.oracle.grammars import OracleGrammars, _ToyAnswer
 from lora_serve.fuzz.oracle.traces import OracleTrace
+from lora_serve.scheduler import chunk, drafting
 from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.scheduler import Scheduler
 from lora_serve.structured_output.backend import bitmask_of
 from lora_serve.structured_output.service import MaskReply
-from lora_serve.structured_outputs import ForcedTokens
+from lora_serve.structured_outputs import MaskedDrafts
 
 NUM_TRACES = 30
 
@@ -40,18 +41,21 @@ class Lives:
     num_begun: int = 0
     num_held_after: int = 0
     num_forced: int = 0
+    num_guessed: int = 0
 
     def add(self, seed: int, trace: OracleTrace) -> None:
         self.wrong += [f"seed {seed}: {name}" for name in trace.run().wrong]
         steps = trace.engine.executor.steps
-        for sample in (s for step in steps for chunk in step.requests for s in chunk.asked.samples):
+        for sample in (s for step in steps for part in step.requests for s in part.asked.samples):
             is_held, reasoning = sample.bitmask is not None, sample.params.reasoning
             self.num_held += is_held
             if reasoning is not None:
                 self.num_held_after += is_held
                 self.num_open += reasoning.is_open and not is_held
                 self.num_begun += not reasoning.is_open and not is_held
-        self.num_forced += trace.engine.drafts.num_forced if trace.engine.drafts else 0
+        if (drafts := trace.engine.drafts) is not None:
+            self.num_forced += drafts.num_forced
+            self.num_guessed += drafts.num_held_guesses
         self.num_preempted += trace.result.num_preemptions
         self.num_complete += sum(
             outputs[-1].finish_reason == "stop" and not outputs[-1].new_token_ids
@@ -73,6 +77,7 @@ def test_every_answer_that_is_held_to_a_grammar_is_the_lone_answer(lives: Lives)
     assert lives.num_preempted > NUM_TRACES
     assert lives.num_complete > NUM_TRACES
     assert lives.num_forced > 5 * NUM_TRACES
+    assert lives.num_guessed > NUM_TRACES / 2
 
 
 def test_answers_begin_and_end_reasoning_before_a_grammar_holds_them(lives: Lives) -> None:
@@ -193,12 +198,12 @@ def test_traces_catch_a_step_that_is_planned_before_it_is_known_that_reasoning_h
     assert is_caught(lambda seed: OracleTrace(seed, async_scheduling=True))
 
 
-def test_traces_catch_rows_of_forced_tokens_that_get_the_mask_of_another_row(
+def test_traces_catch_rows_of_drafts_that_get_the_mask_of_another_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    behind = ForcedTokens.bitmask_behind
+    behind = MaskedDrafts.bitmask_behind
     monkeypatch.setattr(
-        ForcedTokens, "bitmask_behind", lambda forced, count: behind(forced, count - 1)
+        MaskedDrafts, "bitmask_behind", lambda drafts, count: behind(drafts, max(1, count - 1))
     )
     assert is_caught(lambda seed: OracleTrace(seed))
 
@@ -206,17 +211,53 @@ def test_traces_catch_rows_of_forced_tokens_that_get_the_mask_of_another_row(
 class ForcesWhatTheMaskLeavesOpen(OracleGrammars):
     """Goes on with the first of several tokens as if it were the only one."""
 
-    def _forced(self, answer: _ToyAnswer) -> ForcedTokens | None:
-        forced = super()._forced(answer)
-        if forced is None:
-            return None
-        token_ids = (*forced.token_ids, allowed_tokens(forced.bitmask)[0])
-        allowed = self._allowed(_ToyAnswer(answer.constraint, [*answer.token_ids, *token_ids]))
-        return ForcedTokens(token_ids, bitmask_of(allowed, VOCAB_SIZE)) if allowed else forced
+    def _drafts(self, answer: _ToyAnswer) -> MaskedDrafts | None:
+        drafts, allowed = super()._drafts(answer), self._allowed(answer)
+        if drafts is not None or not allowed:
+            return drafts
+        behind = self._allowed(_ToyAnswer(answer.constraint, [*answer.token_ids, allowed[0]]))
+        return MaskedDrafts((allowed[0],), (bitmask_of(behind, VOCAB_SIZE),)) if behind else None
 
 
-def test_traces_catch_a_forced_token_that_is_one_of_several() -> None:
-    assert is_caught(lambda seed: OracleTrace(seed, grammars_class=ForcesWhatTheMaskLeavesOpen))
+class PermitsWhateverIsGuessed(OracleGrammars):
+    """Follows a guess beyond what the grammar permits."""
+
+    def _permits(self, token_id: int, allowed: Sequence[int]) -> bool:
+        return token_id != EOS
+
+
+class GoesOnByTheGuess(OracleGrammars):
+    """Takes what was guessed for what the answer says."""
+
+    def _drafts(self, answer: _ToyAnswer) -> MaskedDrafts | None:
+        drafts = super()._drafts(answer)
+        if drafts is not None and not drafts.begins_forced:
+            answer.token_ids += drafts.token_ids[:1]
+        return drafts
+
+
+@pytest.mark.parametrize(
+    "mutant", [ForcesWhatTheMaskLeavesOpen, PermitsWhateverIsGuessed, GoesOnByTheGuess]
+)
+def test_traces_catch_drafts_of_a_service_that(mutant: type[OracleGrammars]) -> None:
+    assert is_caught(lambda seed: OracleTrace(seed, grammars_class=mutant))
+
+
+def unmasked_guesses(request: Request, num_drafts: int) -> bytes | None:
+    return None if num_drafts else request.bitmask
+
+
+def test_traces_catch_guesses_whose_rows_have_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a token that the grammar forbids is drawn behind an accepted guess."""
+    monkeypatch.setattr(chunk, "_bitmask_behind", unmasked_guesses)
+    assert is_caught(lambda seed: OracleTrace(seed))
+
+
+def test_traces_catch_a_guess_that_goes_on_behind_the_end_of_reasoning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drafting, "_end_before_grammar", lambda request: None)
+    assert is_caught(lambda seed: OracleTrace(seed))
 
 
 def test_traces_catch_forced_tokens_behind_which_the_client_allows_nothing(
@@ -226,7 +267,7 @@ def test_traces_catch_forced_tokens_behind_which_the_client_allows_nothing(
     monkeypatch.setattr(
         grammars,
         "_leaves_any",
-        lambda request, mask, forced=(): bool(forced) or leaves_any(request, mask),
+        lambda request, mask, drafts=(): bool(drafts) or leaves_any(request, mask),
     )
     with pytest.raises(ZeroDivisionError):  # the oracle draws one of no tokens
         is_caught(lambda seed: OracleTrace(seed))

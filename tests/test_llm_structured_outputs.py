@@ -116,6 +116,24 @@ def test_batch_chunks_cache_and_preemption_change_no_bit_of_an_answer_that_must_
     assert [bits(output) for output in outputs] == right
 
 
+def test_guesses_that_a_grammar_permits_save_steps_and_change_no_bit(
+    right: list[list[object]], model_path: Path, adapter_paths: list[Path]
+) -> None:
+    """Asked again, each answer is guessed from what was answered before."""
+    prompts, params, names = zip(*cases(NUM_CASES), strict=True)
+    guessing = {"method": "suffix", "max_step_rows": 64, "measure_row_costs": False}
+    with LLM(str(model_path), **SETTINGS, speculative_config=guessing) as llm:
+        load_adapters(llm, adapter_paths)
+        steps, accepted = [0], [0]
+        for _ in range(2):
+            outputs = llm.generate(prompts, params, lora_name=names)
+            assert [bits(output) for output in outputs] == right
+            steps.append(llm.stats().num_steps)
+            accepted.append(llm.stats().num_accepted_tokens)
+    assert accepted[2] - accepted[1] > accepted[1] + 50
+    assert steps[2] - steps[1] < steps[1]
+
+
 def test_answers_that_xgrammar_holds_parse_and_are_those_of_a_cold_lone_engine(
     model_path: Path, adapter_paths: list[Path]
 ) -> None:

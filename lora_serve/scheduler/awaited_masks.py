@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from lora_serve.scheduler.queue import WaitingQueue
 from lora_serve.scheduler.request import Request, RequestStatus
-from lora_serve.structured_outputs import ForcedTokens
+from lora_serve.structured_outputs import MaskedDrafts
 
 
 class AwaitedMasks:
@@ -24,9 +24,9 @@ class AwaitedMasks:
         self.num_waiting += 1
         request.status = RequestStatus.AWAITING_MASK
 
-    def came(self, request: Request, bitmask: bytes, forced: ForcedTokens | None) -> None:
+    def came(self, request: Request, bitmask: bytes, drafts: MaskedDrafts | None) -> None:
         """Give a request its next mask; if it waited for it, it goes to the queue."""
-        request.next_mask, request.forced = bitmask, forced
+        request.next_mask, request.masked_drafts = bitmask, drafts
         if request.status is RequestStatus.AWAITING_MASK:
             self.num_waiting -= 1
             request.status = RequestStatus.WAITING

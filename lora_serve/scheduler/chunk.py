@@ -88,10 +88,10 @@ def _sample_input(request: Request, position: int, drafts: Sequence[int] = ()) -
 
 def _bitmask_behind(request: Request, num_drafts: int) -> bytes | None:
     """What may be sampled behind so many drafts."""
-    if not (num_drafts and request.has_grammar):
+    if not (num_drafts and request.is_held):
         return request.bitmask
-    assert request.forced is not None, "a draft is verified without its mask"
-    return request.forced.bitmask_behind(num_drafts)
+    assert request.masked_drafts is not None, "a draft is verified without its mask"
+    return request.masked_drafts.bitmask_behind(num_drafts)
 
 
 def _pooling_asked(pooling: PoolingParams, num_tokens: int, is_last: bool) -> AskedOutputs:

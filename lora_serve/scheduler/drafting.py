@@ -2,12 +2,12 @@
 
 Drafts get what is left when all else is planned: tokens of the budget, rows, and blocks that are
 free beyond one for each running request. No request is preempted, and none waits, for a draft.
-Tokens that a grammar forces come before guesses: they are certain to be drawn.
+Tokens that a grammar forces come before guesses: they are certain to be drawn. What is guessed of
+an answer that a grammar holds goes to the grammar first, and comes back as far as that permits it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
@@ -17,6 +17,13 @@ from lora_serve.config.speculative import TOKENS_TAKEN_IN
 from lora_serve.identity import BASE_MODEL, AdapterRef, Everything
 from lora_serve.kv.manager import KVCacheManager
 from lora_serve.scheduler.chunk import scheduled_chunk
+from lora_serve.scheduler.draft_offers import (
+    Offer,
+    masked_offer,
+    most_drafts,
+    nums_worth,
+    pace_of,
+)
 from lora_serve.scheduler.drafted import DraftedRequest
 from lora_serve.scheduler.in_flight import ScheduledPair
 from lora_serve.scheduler.progress import RequestProgress
@@ -27,6 +34,7 @@ from lora_serve.speculation.draft_model import DraftModelDrafter, DraftModelRequ
 from lora_serve.speculation.pace import DraftPace
 from lora_serve.speculation.row_costs import RowCosts
 from lora_serve.step import ScheduledRequest
+from lora_serve.structured_outputs import NO_GUESS, Guess, MaskedDrafts, allows
 
 CurrentVersion = Callable[[str], AdapterRef | None]
 
@@ -60,7 +68,7 @@ class Drafting:
 
     def add(self, planned: list[ScheduledPair], budget: int, num_running: int) -> None:
         """Put drafts behind the last tokens of planned chunks. budget: tokens that are left."""
-        has_forced = any(request.forced is not None for request, _ in planned)
+        has_forced = any(request.masked_drafts is not None for request, _ in planned)
         if self._drafter is None and not has_forced:
             return
         num_sampling = sum(bool(chunk.asked.samples) for _, chunk in planned)
@@ -79,10 +87,10 @@ class Drafting:
         for index, (request, chunk) in enumerate(planned):
             if num_left <= 0:
                 break
-            if request.forced is None or not chunk.asked.samples:
+            if (masked := request.masked_drafts) is None or not chunk.asked.samples:
                 continue
-            drafts = request.forced.token_ids[: min(num_left, _most_drafts(request))]
-            num_left -= self._put(planned, index, drafts, num_running)
+            most = min(masked.num_forced, num_left, most_drafts(request))
+            num_left -= self._put(planned, index, masked.token_ids[:most], num_running)
         return num_rows - num_left
 
     def _add_guesses(
@@ -99,51 +107,60 @@ class Drafting:
                     continue  # its drafter takes in later what it has not yet
             if not _may_draft(request) or not self._has_drafter(request):
                 continue
-            assert request.drafted is not None, f"{request.request_id} has a drafter"
-            drafter = request.drafted.drafter
-            drafter.take_in(request.token_ids, max(TOKENS_TAKEN_IN, chunk.num_tokens))
-            if num_wanted and (drafts := tuple(drafter.draft(num_wanted))):
-                offers.append((index, drafts))
-                num_rows -= len(drafts)
+            offer = self._offer(request, chunk, num_wanted, num_rows)
+            if offer is not None and offer.num_guessed:
+                offers.append((index, offer))
+                num_rows -= offer.num_guessed
         num_computed = sum(chunk.num_tokens for _, chunk in planned)
         num_tokens = sum(len(chunk.asked.samples) for _, chunk in planned)
-        counts = self._nums_worth(
-            [(planned[index][0], len(drafts)) for index, drafts in offers], num_computed, num_tokens
-        )
-        for (index, drafts), count in zip(offers, counts, strict=True):
-            self._put(planned, index, drafts[:count], num_running)
+        counts = nums_worth(self._costs, [offer for _, offer in offers], num_computed, num_tokens)
+        for (index, offer), count in zip(offers, counts, strict=True):
+            self._put(planned, index, offer.first(count), num_running)
 
-    def _nums_worth(
-        self,
-        offers: Sequence[tuple[Request, int]],
-        num_rows: int,
-        num_tokens: int,
-        are_made: bool = True,
-    ) -> list[int]:
-        """How many of each request's drafts are worth the time of their rows, the first ones.
+    def _offer(
+        self, request: Request, chunk: ScheduledRequest, num_wanted: int, num_rows: int
+    ) -> Offer | None:
+        """So many guesses, or none; their rows and those that they let a grammar force are more."""
+        is_held = request.is_held
+        drafts = self._drafts(request, 0 if is_held else num_wanted, chunk.num_tokens)
+        if not is_held:
+            return Offer.of_guesses(request, drafts)
+        return masked_offer(request, chunk.asked.num_drafts, num_wanted, num_rows)
 
-        offers: requests with as many drafts as there are. num_rows, num_tokens: that the step
-        computes, and draws, without them. are_made: else the draft model has to guess them yet.
+    def guesses(self, requests: Sequence[Request], num_running: int) -> list[Guess]:
+        """What may come next in answers that grammars hold, for those to say how far they permit.
+
+        num_running: requests.
         """
-        if self._costs is None or not offers:
-            return [count for _, count in offers]
-        paces = [request.drafted.pace for request, _ in offers if request.drafted is not None]
-        rows = sorted(
-            (-(paces[place].acceptance ** count), place)
-            for place, (_, most) in enumerate(offers)
-            for count in range(1, most + 1)
-        )
-        num_worth = self._costs.num_worth(
-            num_rows,
-            num_tokens,
-            [-gain for gain, _ in rows],
-            0.0 if are_made else self._costs.draft_seconds(len(offers)),
-        )
-        counts = Counter(place for _, place in rows[:num_worth])
-        return [
-            counts[place] or int(paces[place].is_due(request.num_output_tokens))
-            for place, (request, _) in enumerate(offers)
-        ]
+        if self._drafter is None:
+            return [NO_GUESS] * len(requests)
+        num_rows = self._max_rows - num_running
+        offers: dict[int, Offer] = {}
+        for index, request in enumerate(requests):
+            share = -(-num_rows // (len(requests) - index))
+            most = min(share, most_drafts(request))
+            if most <= 0 or not _may_draft(request) or not self._has_drafter(request):
+                continue
+            is_wanted = pace_of(request).num_wanted(request.num_output_tokens)
+            if drafts := self._drafts(request, most if is_wanted else 0):
+                offers[index] = Offer.of_guesses(request, drafts)
+                num_rows -= len(drafts)
+        counts = nums_worth(self._costs, [*offers.values()], num_running, num_running)
+        found = [NO_GUESS] * len(requests)
+        for (index, offer), count in zip(offers.items(), counts, strict=True):
+            most = offer.pace.num_wanted(offer.request.num_output_tokens)
+            found[index] = Guess(offer.drafts, most) if count else NO_GUESS
+        return found
+
+    def _drafts(self, request: Request, most: int, num_computed: int = 0) -> tuple[int, ...]:
+        """What the request's drafter guesses, once it has taken in the tokens that it has not.
+
+        num_computed: of its tokens, in this step.
+        """
+        assert request.drafted is not None, f"{request.request_id} has a drafter"
+        drafter = request.drafted.drafter
+        drafter.take_in(request.token_ids, max(TOKENS_TAKEN_IN, num_computed))
+        return _drawable(request, tuple(drafter.draft(most))) if most else ()
 
     def _ask_draft_model(
         self, model: DraftModelDrafter, planned: list[ScheduledPair], num_sampling: int
@@ -164,8 +181,8 @@ class Drafting:
             if num_wanted > 0 and _may_draft(request) and self._has_drafter(request):
                 num_rows -= num_wanted
                 sampling.append((index, num_wanted))
-        offers = [(planned[index][0], count) for index, count in sampling]
-        counts = self._nums_worth(offers, num_sampling, num_sampling, are_made=False)
+        offers = [Offer.of_guesses(planned[i][0], (0,) * count) for i, count in sampling]
+        counts = nums_worth(self._costs, offers, num_sampling, num_sampling, are_made=False)
         asked = [
             (index, count) for (index, _), count in zip(sampling, counts, strict=True) if count
         ]
@@ -188,7 +205,7 @@ class Drafting:
         num_wanted = self._most
         if request.drafted is not None:
             num_wanted = request.drafted.pace.num_wanted(request.num_output_tokens + least_drawn)
-        return min(num_wanted, num_rows, _most_drafts(request) - least_drawn)
+        return min(num_wanted, num_rows, most_drafts(request) - least_drawn)
 
     def guessed(self, request: Request, drafts: tuple[int, ...]) -> None:
         """Take in what the draft model guesses to follow a request's tokens."""
@@ -205,13 +222,17 @@ class Drafting:
         if self._draft_model is not None:
             self._draft_model.check_invariants()
 
-    def verified(self, progress: RequestProgress, totals: SchedulerTotals) -> None:
-        """Take in what became of a request's drafts."""
+    def verified(
+        self, progress: RequestProgress, masked: MaskedDrafts | None, totals: SchedulerTotals
+    ) -> None:
+        """Take in what became of a request's drafts. masked: those of a grammar, if one held it."""
         request, num_accepted = progress.request, progress.num_accepted_drafts
         num_drafts = num_accepted + progress.num_rejected_drafts
-        if request.drafted is not None:  # else they were forced
-            request.drafted.pace.verified(num_drafts, num_accepted, request.num_output_tokens)
         totals.count_drafts(num_drafts, num_accepted)
+        if masked is not None:
+            num_drafts, num_accepted = map(masked.num_guesses, (num_drafts, num_accepted))
+        if num_drafts and request.drafted is not None:
+            request.drafted.pace.verified(num_drafts, num_accepted, request.num_output_tokens)
 
     def ended(self, request: Request) -> None:
         """Learn from the answer of a request that has ended, if its version is still asked for."""
@@ -253,7 +274,7 @@ class Drafting:
         num_wanted = self._most
         if request.drafted is not None:
             num_wanted = request.drafted.pace.num_wanted(request.num_output_tokens)
-        return max(0, min(num_wanted, num_rows, _most_drafts(request)))
+        return max(0, min(num_wanted, num_rows, most_drafts(request)))
 
     def _put(
         self, planned: list[ScheduledPair], index: int, drafts: tuple[int, ...], num_running: int
@@ -261,7 +282,8 @@ class Drafting:
         """Put drafts behind a chunk, as far as there are blocks; returns how many they are."""
         request, chunk = planned[index]
         if drafts and (drafts := self._with_room(request, chunk, drafts, num_running)):
-            planned[index] = request, scheduled_chunk(request, chunk.num_tokens, drafts)
+            num_known = chunk.num_tokens - chunk.asked.num_drafts
+            planned[index] = request, scheduled_chunk(request, num_known, drafts)
         return len(drafts)
 
     def _with_room(
@@ -272,28 +294,40 @@ class Drafting:
         num_running: int,
     ) -> tuple[int, ...]:
         """The first of the drafts, as many as there are blocks for."""
+        start = chunk.end - chunk.asked.num_drafts
         if self._kv.has_windows:
-            drafts = drafts[: max(0, self._kv.most_tokens(request) - chunk.end)]
+            drafts = drafts[: max(0, self._kv.most_tokens(request) - start)]
         num_spared = num_running * len(request.block_tables)
-        if drafts and not self._kv.extend(request, chunk.end + len(drafts), num_spared):
-            drafts = drafts[: max(0, self._kv.capacity(request) - chunk.end)]
+        if drafts and not self._kv.extend(request, start + len(drafts), num_spared):
+            drafts = drafts[: max(0, self._kv.capacity(request) - start)]
         return drafts
-
-
-def _most_drafts(request: Request) -> int:
-    """How many drafts may stand before the last token of the answer."""
-    return request.max_tokens - request.num_output_tokens - 1
 
 
 def _may_draft(request: Request) -> bool:
     """Whether guesses can be verified.
 
-    With a grammar each row would need a mask of its own, and so with reasoning that may have to
-    end. What prompt embeddings stand for is no text to find a token in.
+    Where reasoning may have to end, each row would have to know. What prompt embeddings stand for
+    is no text to find a token in.
     """
-    if request.has_grammar or (request.thinking is not None and not request.thinking.is_over):
+    if request.thinking is not None and not request.thinking.is_over:
         return False
     return request.max_tokens > 1 and request.prompt_embeds is None
+
+
+def _drawable(request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]:
+    """The drafts, up to one that the client forbids, or that ends reasoning before a grammar."""
+    end, allowed = _end_before_grammar(request), request.allowed
+    for count, token_id in enumerate(drafts):
+        if token_id == end or not (allowed is None or allows(allowed, token_id)):
+            return drafts[:count]
+    return drafts
+
+
+def _end_before_grammar(request: Request) -> int | None:
+    """The token behind which a grammar holds what is free yet; None where none does."""
+    reasoning = request.params.reasoning
+    is_free = reasoning is not None and request.has_grammar and not request.is_held
+    return reasoning.end if is_free and reasoning is not None else None
 
 
 def _draft_model_request(request: Request) -> DraftModelRequest:

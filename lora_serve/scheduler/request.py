@@ -23,7 +23,7 @@ from lora_serve.scheduler.bad_words import BadWords
 from lora_serve.scheduler.drafted import DraftedRequest
 from lora_serve.scheduler.seen import TokenCounts
 from lora_serve.scheduler.thinking import Thinking
-from lora_serve.structured_outputs import ForcedTokens
+from lora_serve.structured_outputs import MaskedDrafts
 
 SortKey = tuple[int, int]  # (priority, order of arrival): smaller goes first
 
@@ -71,7 +71,7 @@ class Request:
         reasons.
     next_mask: what the grammar and the client allow next; None while that is not known, or without
         a grammar. While the model reasons it says only that the grammar is there.
-    forced: the tokens that come next where next_mask allows one alone; None where none is known.
+    masked_drafts: tokens that the grammar forces next, or permits of a guess; None without any.
     bad_words: None without any. thinking: None where reasoning may be of any length.
     end_token_ids: all that end the answer, and are not drawn before min_tokens.
     pooling: how an embedding is made of the prompt, which is all that it asks for then; else None.
@@ -126,7 +126,7 @@ class Request:
     allowed: bytes | None = None
     grammar_start: int | None = field(init=False)
     next_mask: bytes | None = None
-    forced: ForcedTokens | None = None
+    masked_drafts: MaskedDrafts | None = None
     bad_words: BadWords | None = None
     thinking: Thinking | None = None
     end_token_ids: array[int] = field(init=False)
@@ -202,6 +202,11 @@ class Request:
     @property
     def has_grammar(self) -> bool:
         return self.params.structured_outputs is not None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a grammar says what may come next; it does not while the model reasons."""
+        return self.has_grammar and self.grammar_start is not None
 
     @property
     def is_restricted(self) -> bool:
@@ -307,7 +312,7 @@ class Request:
         if reasoning is not None and is_first and token_id == reasoning.start:
             self.grammar_start = None  # one that is open has none before its end
         else:
-            self.next_mask = self.forced = None
+            self.next_mask = self.masked_drafts = None
 
     def _hash_full_blocks(self) -> None:
         size = self.block_size

@@ -11,6 +11,8 @@ but what is certain. A request that depends on more of it waits, and none is pre
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lora_serve.config import SchedulerConfig
 from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything
 from lora_serve.kv.connector import KVConnector
@@ -30,7 +32,7 @@ from lora_serve.scheduler.shared_kv import SharedKV
 from lora_serve.scheduler.shares import FairShares
 from lora_serve.scheduler.totals import SchedulerTotals
 from lora_serve.step import ModelRunnerOutput, RequestStepOutput, ScheduledRequest, SchedulerOutput
-from lora_serve.structured_outputs import ForcedTokens
+from lora_serve.structured_outputs import NO_GUESS, Guess, MaskedDrafts
 
 
 class Scheduler:
@@ -130,13 +132,19 @@ class Scheduler:
         return request
 
     def mask_came(
-        self, request: Request, bitmask: bytes, forced: ForcedTokens | None = None
+        self, request: Request, bitmask: bytes, drafts: MaskedDrafts | None = None
     ) -> None:
         """The grammar has said what may follow the tokens that the request has now.
 
-        forced: where that is one token, and each row behind the tokens can draw one.
+        drafts: that it forces or permits then, where each row behind them can draw a token.
         """
-        self._masks.came(request, bitmask, forced)
+        self._masks.came(request, bitmask, drafts)
+
+    def guesses(self, requests: Sequence[Request]) -> list[Guess]:
+        """What may come next in answers that grammars hold."""
+        if self._drafting is None:
+            return [NO_GUESS] * len(requests)
+        return self._drafting.guesses(requests, len(self._running))
 
     def pause(self, *, drains: bool) -> None:
         """Plan no more steps for requests, or with `drains` only for those that have begun."""
@@ -372,12 +380,13 @@ class Scheduler:
     def _progress(
         self, request: Request, chunk: ScheduledRequest, result: RequestStepOutput
     ) -> RequestProgress:
+        masked = request.masked_drafts  # those of its drafts, if a grammar holds it
         progress = progress_of(request, chunk, result)
         self.totals.num_computed_tokens += chunk.num_tokens - progress.num_rejected_drafts
         num_new = len(progress.new_token_ids)
         self.totals.num_generated_tokens += num_new
         if self._drafting is not None and chunk.asked.num_drafts:
-            self._drafting.verified(progress, self.totals)
+            self._drafting.verified(progress, masked, self.totals)
         if self._drafting is not None and result.next_drafts:
             self._drafting.guessed(request, result.next_drafts)
         if request.num_output_tokens % request.block_size < num_new:  # in lumps, it is cheaper

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lora_serve.structured_output.service import MaskReply
+from lora_serve.structured_output.service import MaskReply, NewTokens
 from lora_serve.structured_outputs import StructuredOutput
 
 
@@ -23,7 +23,7 @@ class NoGrammars:
     ) -> None:
         raise NotImplementedError("workloads have no grammars")
 
-    def advance(self, new_tokens: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+    def advance(self, new_tokens: Sequence[NewTokens]) -> None:
         assert not new_tokens, "no answer follows a grammar"
 
     def close(self, request_id: str) -> None:

@@ -9,12 +9,12 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from lora_serve.errors import InvalidRequestError
 from lora_serve.structured_output.backend import Grammar, Matcher, refusal
+from lora_serve.structured_output.guesses import FollowedGuess
+from lora_serve.structured_output.outlook import Outlooks
 from lora_serve.structured_output.service import MaskReply
-from lora_serve.structured_outputs import ForcedTokens, StructuredOutput, bitmask_of_one
+from lora_serve.structured_outputs import Guess, MaskedDrafts, StructuredOutput, bitmask_of_one
 
 Outlook = bytes | InvalidRequestError | None  # a mask, or why there is none; None: nothing follows
 
@@ -83,16 +83,15 @@ class Answers:
         cache: GrammarCache,
         vocab_size: int,
         eos_token_ids: Sequence[int],
-        max_forced_tokens: int = 0,
+        max_drafts: int = 0,
     ) -> None:
-        """vocab_size: of the model's logits; a tokenizer may know more tokens.
+        """vocab_size, eos_token_ids: as of `Outlooks`.
 
-        max_forced_tokens: that are looked for ahead of each answer.
+        max_drafts: tokens, forced or guessed, that are looked at ahead of each answer.
         """
         self._cache = cache
-        self._vocab_size = vocab_size
-        self._eos_token_ids = [i for i in eos_token_ids if i < vocab_size]
-        self._max_forced_tokens = max_forced_tokens
+        self._outlooks = Outlooks(vocab_size, eos_token_ids)
+        self._max_drafts = max_drafts
         self._answers: dict[str, _Answer] = {}
 
     def begin(
@@ -128,7 +127,24 @@ class Answers:
             request_id,
             answer.num_tokens,
             bitmask_of_one(answer.ahead[0]),
-            forced=ForcedTokens.of(answer.ahead, mask),
+            drafts=_forced_drafts(answer.ahead, mask),
+        )
+
+    def follow(self, reply: MaskReply, guess: Guess) -> FollowedGuess | None:
+        """Begin to look how far a guess is permitted; None if it is not.
+
+        reply: the last one of `advance`.
+        """
+        answer = self._answers.get(reply.request_id)
+        if answer is None or not isinstance(answer.outlook, bytes):
+            return None
+        return FollowedGuess(
+            reply,
+            guess,
+            answer.matcher.fork(),
+            self._outlooks,
+            allows_eos=answer.allows_eos,
+            max_drafts=self._max_drafts,
         )
 
     def end(self, request_id: str) -> None:
@@ -139,41 +155,29 @@ class Answers:
         for token_id in token_ids:
             answer.accept(token_id)
         if not answer.is_known:
-            answer.outlook, answer.is_known = self._next_mask(answer), True
+            answer.outlook, answer.is_known = self._outlook(answer), True
         if isinstance(answer.outlook, InvalidRequestError) and not answer.ahead:
             raise answer.outlook
-        while len(answer.ahead) < self._max_forced_tokens:
-            forced = self._forced(answer.outlook)
+        while len(answer.ahead) < self._max_drafts and isinstance(answer.outlook, bytes):
+            forced = self._outlooks.forced(answer.outlook)
             if forced is None:
                 return
             answer.ahead.append(forced)
             try:
                 answer.matcher.accept(forced)
-                answer.outlook = self._next_mask(answer)
+                answer.outlook = self._outlook(answer)
             except InvalidRequestError as error:
                 answer.outlook = error  # the answer may end before it comes there
 
-    def _forced(self, outlook: Outlook) -> int | None:
-        """The one token that may follow, if there is just one and it does not end the answer."""
-        if not isinstance(outlook, bytes):
-            return None
-        number = int.from_bytes(outlook, "little")
-        token_id = number.bit_length() - 1
-        return token_id if number.bit_count() == 1 and token_id not in self._eos_token_ids else None
+    def _outlook(self, answer: _Answer) -> bytes | None:
+        return self._outlooks.behind(answer.matcher, allows_eos=answer.allows_eos)
 
-    def _next_mask(self, answer: _Answer) -> bytes | None:
-        """What may follow what the matcher has; None if nothing may."""
-        if answer.matcher.is_finished:
-            return None
-        mask = answer.matcher.bitmask()
-        if answer.allows_eos and 8 * len(mask) <= self._vocab_size:
-            return mask
-        mask = self._narrowed(mask, answer.allows_eos)
-        return mask if any(mask) else None
 
-    def _narrowed(self, mask: bytes, allows_eos: bool) -> bytes:
-        """The mask without tokens that the model does not have, or that may not be drawn."""
-        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[: self._vocab_size]
-        if not allows_eos:
-            bits[[i for i in self._eos_token_ids if i < len(bits)]] = 0
-        return np.packbits(bits, bitorder="little").tobytes()
+def _forced_drafts(token_ids: Sequence[int], mask: bytes | None) -> MaskedDrafts | None:
+    """Forced tokens as drafts; all but the last where what may follow that is not known."""
+    if mask is None:
+        *token_ids, last = token_ids
+        mask = bitmask_of_one(last)
+    if not token_ids:
+        return None
+    return MaskedDrafts(tuple(token_ids), (*(b"",) * (len(token_ids) - 1), mask))

@@ -60,6 +60,9 @@ class Matcher(Protocol):
             InvalidRequestError: as `bitmask`, or the grammar does not allow this token.
         """
 
+    def fork(self) -> Matcher:
+        """Another one that has the same tokens, and goes on by itself."""
+
 
 class Grammar(Protocol):
     def matcher(self) -> Matcher:

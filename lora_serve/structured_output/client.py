@@ -22,9 +22,9 @@ import msgspec
 from lora_serve.errors import OverloadedError
 from lora_serve.structured_output import wire
 from lora_serve.structured_output.at_work import AtWork
-from lora_serve.structured_output.service import MaskReply
+from lora_serve.structured_output.service import MaskReply, NewTokens
 from lora_serve.structured_output.wire import Advance, Close, GrammarMessage, GrammarSettings, Open
-from lora_serve.structured_outputs import StructuredOutput
+from lora_serve.structured_outputs import NO_GUESS, StructuredOutput
 
 logger = logging.getLogger(__name__)
 
@@ -103,12 +103,16 @@ class GrammarProcess:
             self._start()
         self._send(answer.opening(request_id))
 
-    def advance(self, new_tokens: Sequence[tuple[str, tuple[int, ...]]]) -> None:
-        for request_id, token_ids in new_tokens:
-            answer = self._answers[request_id]
-            answer.token_ids += token_ids
+    def advance(self, new_tokens: Sequence[NewTokens]) -> None:
+        sent = []
+        for new in new_tokens:
+            answer = self._answers[new.request_id]
+            answer.token_ids += new.token_ids
             self._note_owed(answer)
-        self._send(Advance(tuple(new_tokens)))
+            # What a guess does to a process must not be an answer's fault.
+            is_sent = answer.num_deaths == 0
+            sent.append(new if is_sent else msgspec.structs.replace(new, guess=NO_GUESS))
+        self._send(Advance(tuple(sent)))
 
     def close(self, request_id: str) -> None:
         answer = self._answers.pop(request_id, None)

@@ -44,6 +44,9 @@ class LLGuidanceMatcher:
         self._matcher.consume_token(token_id)
         _require_sound(self._matcher)
 
+    def fork(self) -> LLGuidanceMatcher:
+        return LLGuidanceMatcher(self._matcher.deep_copy())
+
 
 class LLGuidanceGrammar:
     """Holds a matcher that has not begun; copies of it share what they find out of the grammar."""

@@ -26,7 +26,8 @@ from lora_serve.structured_output.answers import Answers, GrammarCache
 from lora_serve.structured_output.at_work import AtWork
 from lora_serve.structured_output.backend import Backend, Grammar, Vocabulary, load_backend
 from lora_serve.structured_output.compile_queue import CompileQueue
-from lora_serve.structured_output.service import MaskReply
+from lora_serve.structured_output.guesses import GuessQueue
+from lora_serve.structured_output.service import MaskReply, NewTokens
 from lora_serve.structured_output.trial import Outcome, TrialProcess, TrialStarter
 from lora_serve.structured_output.turns import Turns
 from lora_serve.structured_output.wire import Advance, Close, GrammarSettings, Open
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 COMPILES_AT_ONCE = 2
 PROCESS = "grammars"  # in lines of the log
 SLOW_SECONDS = 0.001  # what is ready is sent before another mask is computed
+GUESS_SECONDS = 0.001  # in which guesses are followed, once all masks that are owed are there
 _MAX_REFUSALS = 64
 
 
@@ -55,10 +57,7 @@ class _Begin:
     grammar: Grammar
 
 
-@dataclass(frozen=True, slots=True)
-class _Advance:
-    request_id: str
-    token_ids: tuple[int, ...]
+_Task = _Begin | NewTokens
 
 
 Inbox = queue.SimpleQueue[Open | Advance | Close | Compiled | None]  # None: the engine is gone
@@ -83,7 +82,8 @@ class GrammarServer:
         self._answers = answers
         self._cache = cache
         self._at_work = at_work
-        self._turns: Turns[_Begin | _Advance] = Turns()
+        self._turns: Turns[_Task] = Turns()
+        self._guesses = GuessQueue(at_work)
         self._waiting = CompileQueue()
         self._refusals: dict[StructuredOutput, str] = {}  # oldest first
         self._compilers = ThreadPoolExecutor(len(trials), "grammar-compiler")
@@ -103,11 +103,24 @@ class GrammarServer:
                     connection.send_bytes(encoder.encode([]))
                 if not self._turns and replies:
                     break
-            if self._turns:
-                replies.append(self._compute(self._turns.take()))
+            replies += self._work()
             if not self._turns or time.monotonic() - last > SLOW_SECONDS:
                 connection.send_bytes(encoder.encode(replies))
                 replies, last = [], time.monotonic()
+
+    def _work(self) -> list[MaskReply]:
+        """Compute a mask that is owed, or follow guesses where none is; returns what is ready."""
+        replies = []
+        if self._turns:
+            task = self._turns.take()
+            reply = self._compute(task)
+            if not self._begin_guess(task, reply):
+                replies.append(reply)
+        if not self._turns:
+            return replies + self._guesses.follow(self.inbox.empty, GUESS_SECONDS)
+        if self._guesses.waited_seconds > SLOW_SECONDS:
+            return replies + self._guesses.take()
+        return replies
 
     def _take_in(self, message: Open | Advance | Close | Compiled) -> list[MaskReply]:
         """Give what is asked for its turn; refusals that need none."""
@@ -116,14 +129,14 @@ class GrammarServer:
             case Open():
                 replies = self._open(message)
             case Advance():
-                for request_id, token_ids in message.new_tokens:
-                    if not self._is_put_off(request_id, token_ids):
-                        task = _Advance(request_id, token_ids)
-                        constraint = self._answers.constraint_of(request_id)
-                        self._turns.put(request_id, constraint, task, is_first=False)
+                for new in message.new_tokens:
+                    if not self._is_put_off(new.request_id, new.token_ids):
+                        constraint = self._answers.constraint_of(new.request_id)
+                        self._turns.put(new.request_id, constraint, new, is_first=False)
             case Close():
                 self._answers.end(message.request_id)
                 self._turns.discard(message.request_id)
+                self._guesses.close(message.request_id)
                 if (unwanted := self._waiting.discard(message.request_id)) is not None:
                     self._busy_trials[unwanted].cancel()
             case Compiled():
@@ -131,13 +144,20 @@ class GrammarServer:
         self._compile_next()
         return replies
 
-    def _compute(self, task: _Begin | _Advance) -> MaskReply:
+    def _compute(self, task: _Task) -> MaskReply:
         if isinstance(task, _Begin):
             return self._begin(task.message, task.grammar)
         self._at_work.note(task.request_id)
         reply = self._answers.advance(task.request_id, task.token_ids)
         self._at_work.note("")
         return reply
+
+    def _begin_guess(self, task: _Task, reply: MaskReply) -> bool:
+        """Let the guess be followed that came with the tokens, if any can be; then it replies."""
+        if not isinstance(task, NewTokens) or not task.guess.most:
+            return False
+        followed = self._answers.follow(reply, task.guess)
+        return followed is not None and self._guesses.put(followed)
 
     def _open(self, message: Open) -> list[MaskReply]:
         constraint = message.constraint
@@ -258,7 +278,7 @@ def serve(connection: Connection, at_work: AtWork) -> None:
         tokenizer.special_token_ids,
     )
     cache = GrammarCache(settings.max_grammars, settings.max_cache_bytes)
-    answers = Answers(cache, settings.vocab_size, eos_token_ids, settings.max_forced_tokens)
+    answers = Answers(cache, settings.vocab_size, eos_token_ids, settings.max_drafts)
     backend = load_backend(settings.backend, vocabulary)
     starter = TrialStarter(
         backend, seconds=settings.compile_seconds, max_bytes=settings.max_grammar_bytes

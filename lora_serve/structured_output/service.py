@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from lora_serve.structured_outputs import ForcedTokens, StructuredOutput
+from lora_serve.structured_outputs import NO_GUESS, Guess, MaskedDrafts, StructuredOutput
 
 
 class MaskReply(msgspec.Struct, frozen=True):
@@ -16,8 +16,8 @@ class MaskReply(msgspec.Struct, frozen=True):
     bitmask: as of `SampleInput`; None if `is_finished`, where nothing may follow, or `error` says
     why the answer cannot go on. is_fault: that is not the request's fault.
     is_unavailable: no grammar can be followed now; retry later.
-    forced: the tokens that come next, if `bitmask` allows one alone; None also where they are not
-    looked for.
+    drafts: tokens that come next, since the grammar forces them, or may come next, since they were
+        guessed and it permits them; None if there are none, or they are not looked for.
     """
 
     request_id: str
@@ -27,7 +27,15 @@ class MaskReply(msgspec.Struct, frozen=True):
     error: str = ""
     is_fault: bool = False
     is_unavailable: bool = False
-    forced: ForcedTokens | None = None
+    drafts: MaskedDrafts | None = None
+
+
+class NewTokens(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a step gave an answer, and a guess of what follows that, of which nothing is certain."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    guess: Guess = NO_GUESS
 
 
 class GrammarService(Protocol):
@@ -56,7 +64,7 @@ class GrammarService(Protocol):
             OverloadedError: too many wait for their grammars already.
         """
 
-    def advance(self, new_tokens: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+    def advance(self, new_tokens: Sequence[NewTokens]) -> None:
         """Append tokens, all of which the last masks allowed, to the answers of some requests."""
 
     def close(self, request_id: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from lora_serve.config.log import LogConfig
-from lora_serve.structured_output.service import MaskReply
+from lora_serve.structured_output.service import MaskReply, NewTokens
 from lora_serve.structured_outputs import StructuredOutput
 
 
@@ -17,8 +17,8 @@ class GrammarSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The first message. tokenizer, revision, model: as of `text.tokenizer.Tokenizer`.
 
     vocab_size: of the model's logits. max_grammars, max_cache_bytes: of compiled grammars that are
-    kept. compile_seconds, max_grammar_bytes: what compiling one may take. max_forced_tokens: that
-    are looked for ahead of each answer. log: of the process.
+    kept. compile_seconds, max_grammar_bytes: what compiling one may take. max_drafts: tokens,
+    forced or guessed, that are looked at ahead of each answer. log: of the process.
     """
 
     backend: str
@@ -30,7 +30,7 @@ class GrammarSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     max_grammars: int = 64
     max_cache_bytes: int = 512 * 2**20
     max_grammar_bytes: int = 128 * 2**20
-    max_forced_tokens: int = 0
+    max_drafts: int = 0
     log: LogConfig = LogConfig()
 
 
@@ -48,7 +48,7 @@ class Open(msgspec.Struct, frozen=True, tag=True):
 
 
 class Advance(msgspec.Struct, frozen=True, tag=True):
-    new_tokens: tuple[tuple[str, tuple[int, ...]], ...]
+    new_tokens: tuple[NewTokens, ...]
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):

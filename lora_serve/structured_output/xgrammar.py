@@ -46,8 +46,8 @@ _EXTENSION = re.compile(r"\(\s*=|\b\w*(?:Token|Tag)\w*\s*\(")
 
 
 class XGrammarMatcher:
-    def __init__(self, grammar: xgrammar.CompiledGrammar, tokens: _Tokens) -> None:
-        self._matcher = xgrammar.GrammarMatcher(grammar)
+    def __init__(self, matcher: xgrammar.GrammarMatcher, tokens: _Tokens) -> None:
+        self._matcher = matcher
         self._tokens = tokens
         self._part = b""  # of a character, which the tokens so far end with
         self._mask: bytes | None = None  # of the tokens so far, if it was asked for
@@ -74,6 +74,11 @@ class XGrammarMatcher:
         if not is_accepted:
             raise refusal(f"it does not allow token {token_id} here")
         self._part = self._tokens.part_after(self._part, token_id)
+
+    def fork(self) -> XGrammarMatcher:
+        other = XGrammarMatcher(self._matcher.fork(), self._tokens)
+        other._part, other._mask = self._part, self._mask
+        return other
 
     @contextlib.contextmanager
     def _limited(self) -> Iterator[None]:
@@ -152,7 +157,7 @@ class XGrammarGrammar:
         self._tokens = tokens
 
     def matcher(self) -> XGrammarMatcher:
-        return XGrammarMatcher(self._grammar, self._tokens)
+        return XGrammarMatcher(xgrammar.GrammarMatcher(self._grammar), self._tokens)
 
 
 class XGrammarBackend:

@@ -17,6 +17,7 @@ from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.totals import SchedulerTotals
 from lora_serve.speculation.ngram import NgramDrafter
 from lora_serve.speculation.pace import DraftPace
+from lora_serve.structured_outputs import MaskedDrafts
 
 MadeUpDrafts = Callable[[Request], Sequence[int]]
 
@@ -60,8 +61,10 @@ def drafting(
             drafter = MadeUpDrafter(drafts, request)
             return DraftedRequest(drafter, pace_class(8))
 
-        def verified(self, progress: RequestProgress, totals: SchedulerTotals) -> None:
-            super().verified(progress, totals)
+        def verified(
+            self, progress: RequestProgress, masked: MaskedDrafts | None, totals: SchedulerTotals
+        ) -> None:
+            super().verified(progress, masked, totals)
             counts.num_accepted += progress.num_accepted_drafts
             counts.num_rejected += progress.num_rejected_drafts
 

@@ -18,7 +18,7 @@ import pytest
 from lora_serve.config import LogConfig
 from lora_serve.structured_output import client
 from lora_serve.structured_output.client import GrammarProcess
-from lora_serve.structured_output.service import MaskReply
+from lora_serve.structured_output.service import MaskReply, NewTokens
 from lora_serve.structured_outputs import StructuredOutput
 from lora_serve.text.tokenizer import Tokenizer
 from tests.structured_output.conftest import grammar_settings
@@ -65,7 +65,7 @@ def test_a_mask_allows_the_tokens_that_may_follow_and_no_other(
 def follow(process: GrammarProcess, token_ids: Sequence[int], name: str = "one") -> MaskReply:
     reply = None
     for token_id in token_ids:
-        process.advance([(name, (token_id,))])
+        process.advance([NewTokens(name, (token_id,))])
         reply = replies(process)[name]
     assert reply is not None
     return reply
@@ -179,7 +179,7 @@ def test_a_hostile_constraint_is_refused_in_time_and_harms_no_other(
     assert not reply.is_fault
     assert len(reply.error) < 400
     assert time.monotonic() - begin < 6.0
-    grammars.advance([("bystander", (allowed_of(grammars),))])
+    grammars.advance([NewTokens("bystander", (allowed_of(grammars),))])
     assert not replies(grammars)["bystander"].error
     grammars.close("bystander")
 
@@ -229,7 +229,7 @@ def test_an_answer_that_ends_the_process_again_and_again_is_refused(
     (letter,) = tokenizer.encode("y", add_special_tokens=False)
     assert grammars._process is not None
     os.kill(grammars._process.pid, signal.SIGSTOP)  # it must owe the mask when it dies
-    grammars.advance([("one", (letter,))])
+    grammars.advance([NewTokens("one", (letter,))])
     came: list[MaskReply] = []
     for _ in range(2):
         assert grammars._process is not None
@@ -237,7 +237,7 @@ def test_an_answer_that_ends_the_process_again_and_again_is_refused(
         grammars._process.wait()
         came += grammars.take(1.0)
     assert [(reply.request_id, reply.is_fault) for reply in came] == [("one", True)]
-    grammars.advance([("other", (letter,))])
+    grammars.advance([NewTokens("other", (letter,))])
     assert replies(grammars)["other"].bitmask
     for name in ("other", "one"):
         grammars.close(name)
@@ -301,15 +301,15 @@ while True:
     message = decoder.decode(theirs.recv_bytes())
     if isinstance(message, wire.Open):
         opened(message)
-    for name, token_ids in getattr(message, "new_tokens", ()):
-        advance(name, token_ids)
+    for new in getattr(message, "new_tokens", ()):
+        advance(new.request_id, new)
 """
 
 
 class TakesItsTime(OtherProgram):
     """Takes 0.2 s for a mask after the first of each answer."""
 
-    program = f"""def advance(name, token_ids):
+    program = f"""def advance(name, new):
     time.sleep(0.2)
     last[name] += 1
     send(MaskReply(name, last[name], b"1"))
@@ -319,7 +319,7 @@ class TakesItsTime(OtherProgram):
 class HangsAtOne(OtherProgram):
     """Works on "bad" for ever."""
 
-    program = f"""def advance(name, token_ids):
+    program = f"""def advance(name, new):
     at_work.note(name)
     time.sleep(60 if name == "bad" else 0)
     send(MaskReply(name, 1, b"1"))
@@ -335,7 +335,7 @@ def test_a_process_that_gives_masks_one_by_one_does_not_hang(
         process.open(name, YES_OR_NO)
     replies(process, 6)
     monkeypatch.setattr(client, "HANG_SECONDS", 0.7)  # all six take 1.2 s
-    process.advance([(name, (1,)) for name in names])
+    process.advance([NewTokens(name, (1,)) for name in names])
     assert all(reply.bitmask for reply in replies(process, 6).values())
     assert process.num_starts == 1
     process.shut_down()
@@ -350,7 +350,7 @@ def test_only_the_answer_that_a_process_hangs_at_is_refused(
     replies(process, 2)
     monkeypatch.setattr(client, "HANG_SECONDS", 0.3)
     for num_refused in (0, 1):
-        process.advance([("bad", (1,)), ("behind", (1,))])
+        process.advance([NewTokens("bad", (1,)), NewTokens("behind", (1,))])
         last = replies(process, 2)
         assert bool(last["bad"].error) == bool(num_refused)
         assert last["behind"].bitmask
@@ -420,6 +420,6 @@ def test_answers_have_the_time_of_a_start_when_their_process_is_started_anew(
     assert grammars._process is not None
     os.kill(grammars._process.pid, signal.SIGKILL)
     (letter,) = tokenizer.encode("y", add_special_tokens=False)
-    grammars.advance([("one", (letter,))])
+    grammars.advance([NewTokens("one", (letter,))])
     assert replies(grammars)["one"].bitmask
     grammars.close("one")

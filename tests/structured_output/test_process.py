@@ -13,7 +13,7 @@ import pytest
 from lora_serve.structured_output.answers import Answers, GrammarCache
 from lora_serve.structured_output.at_work import AtWork
 from lora_serve.structured_output.process import _MAX_REFUSALS, Compiled, GrammarServer
-from lora_serve.structured_output.service import MaskReply
+from lora_serve.structured_output.service import MaskReply, NewTokens
 from lora_serve.structured_output.trial import Outcome
 from lora_serve.structured_output.wire import Advance, Close, Open
 from lora_serve.structured_outputs import StructuredOutput
@@ -28,7 +28,7 @@ def test_tokens_that_come_before_an_answer_goes_on_in_a_new_process_are_followed
     cache.put(CONSTRAINT, grammar, 1)
     server = GrammarServer(Mock(), [Mock()], Answers(cache, 8, ()), cache, AtWork())
     server._take_in(Open("one", CONSTRAINT, True, (1, 2)))
-    server._take_in(Advance((("one", (3,)),)))
+    server._take_in(Advance((NewTokens("one", (3,)),)))
     assert server._compute(server._turns.take()).num_tokens == 3
     assert not server._turns
 
@@ -137,7 +137,7 @@ def num_kept_after_many_schemas() -> tuple[int, int]:
         server._take_in(Open(f"{number}", StructuredOutput("regex", f"{number}"), True))
         if not compiled(server):
             server._compute(server._turns.take())
-            server._take_in(Advance(((f"{number}", (1,)),)))
+            server._take_in(Advance((NewTokens(f"{number}", (1,)),)))
             server._compute(server._turns.take())
         server._take_in(Close(f"{number}"))
     gc.collect()

@@ -15,6 +15,7 @@ from lora_serve.chat.tools import Tool, calls_schema
 from lora_serve.errors import InvalidRequestError
 from lora_serve.structured_output.backend import Vocabulary, load_backend
 from lora_serve.structured_output.client import GrammarProcess
+from lora_serve.structured_output.service import NewTokens
 from lora_serve.structured_outputs import StructuredOutput
 from lora_serve.text.tokenizer import Tokenizer
 from tests.structured_output.conftest import require_xgrammar
@@ -308,6 +309,6 @@ def test_a_hostile_constraint_is_refused_and_harms_no_other(
     assert reply.error.startswith("structured_outputs: ")
     assert not reply.is_fault
     assert len(reply.error) < 400
-    xgrammars.advance([("bystander", (allowed_of(xgrammars),))])
+    xgrammars.advance([NewTokens("bystander", (allowed_of(xgrammars),))])
     assert not replies(xgrammars)["bystander"].error
     xgrammars.close("bystander")

@@ -26,12 +26,12 @@ from lora_serve.scheduler.request import Request, RequestStatus
 from lora_serve.scheduler.scheduler import Scheduler
 from lora_serve.step import leaves_any
 from lora_serve.structured_output.client import GrammarProcess
-from lora_serve.structured_output.service import GrammarService, MaskReply
+from lora_serve.structured_output.service import GrammarService, MaskReply, NewTokens
 from lora_serve.structured_output.wire import GrammarSettings
-from lora_serve.structured_outputs import ForcedTokens
+from lora_serve.structured_outputs import MaskedDrafts, allows
 
 PATIENCE_SECONDS = 0.003  # a step's, for masks; eight take a tenth of it (Zen 5)
-MOST_FORCED_TOKENS = 64  # in one reply: at a mask's limit of 0.1 s no process seems to hang
+MOST_DRAFTS = 64  # in one reply: at a mask's limit of 0.1 s no process seems to hang
 POLL_SECONDS = 0.001  # between two looks, while nothing else is to be done
 
 Ended = tuple[Request, LoraServeError | None]  # None: the answer is complete
@@ -69,18 +69,24 @@ class RequestGrammars:
 
     def advance(self, progress: Iterable[RequestProgress]) -> None:
         """Tell of the tokens that a step gave."""
-        new_tokens = []
+        held = []
         for one in progress:
             request, num_new = one.request, len(one.new_token_ids)
             if not (request.has_grammar and num_new) or one.finish_reason is not None:
                 continue
-            if held := request.held_token_ids(num_new):
-                new_tokens.append((request.request_id, held))
+            if token_ids := request.held_token_ids(num_new):
+                held.append((request, token_ids))
             elif request.grammar_start is not None:
                 self._note_reasoned(request)
-        if new_tokens:
-            self._service.advance(new_tokens)
-            self._in_time |= {request_id for request_id, _ in new_tokens}
+        if held:
+            guesses = self._scheduler.guesses([request for request, _ in held])
+            self._service.advance(
+                [
+                    NewTokens(request.request_id, token_ids, guess)
+                    for (request, token_ids), guess in zip(held, guesses, strict=True)
+                ]
+            )
+            self._in_time |= {request.request_id for request, _ in held}
 
     def close(self, request_id: str) -> None:
         """The request has ended; it may have had no grammar."""
@@ -140,7 +146,7 @@ class RequestGrammars:
         assert reply.bitmask is not None, "an answer that is not complete has no mask"
         mask = _common(reply.bitmask, request.allowed)
         if _leaves_any(request, mask):
-            self._scheduler.mask_came(request, mask, _drawable(request, reply.forced))
+            self._scheduler.mask_came(request, mask, _drawable(request, reply.drafts))
             return None
         return request, None if _may_end(reply.bitmask, request) else _nothing_left(request)
 
@@ -154,33 +160,34 @@ def _common(bitmask: bytes, allowed: bytes | None) -> bytes:
     return both.tobytes()
 
 
-def _leaves_any(request: Request, mask: bytes, forced: Sequence[int] = ()) -> bool:
-    """Whether a mask allows a token that may be drawn behind a request's tokens, and the forced."""
-    banned = request.banned_token_ids(request.num_tokens + len(forced), forced)
+def _leaves_any(request: Request, mask: bytes, drafts: Sequence[int] = ()) -> bool:
+    """Whether a mask allows a token that may be drawn behind a request's tokens, and drafts."""
+    banned = request.banned_token_ids(request.num_tokens + len(drafts), drafts)
     is_as_it_was = request.allowed is None and not banned  # most often
     return is_as_it_was or leaves_any(mask, banned)
 
 
-def _drawable(request: Request, forced: ForcedTokens | None) -> ForcedTokens | None:
-    """Those of the forced tokens, the first ones, behind which a token may be drawn each."""
+def _drawable(request: Request, drafts: MaskedDrafts | None) -> MaskedDrafts | None:
+    """Those of the drafts, the first ones, that may be drawn, and behind which a token may be.
+
+    Their masks are what both the grammar and the client allow.
+    """
     reasoning = request.params.reasoning
-    if forced is None or (reasoning and not reasoning.is_open and not request.num_output_tokens):
+    if drafts is None or (reasoning and not reasoning.is_open and not request.num_output_tokens):
         return None  # the answer may begin with reasoning instead
-    token_ids = forced.token_ids
-    mask = b""
-    for count in range(1, len(token_ids) + 1):
-        mask = _common(forced.bitmask_behind(count), request.allowed)
-        if not _leaves_any(request, mask, token_ids[:count]):
-            return ForcedTokens.of(token_ids[:count], None)
-    return ForcedTokens(token_ids, mask)
+    allowed, masks = request.allowed, list[bytes]()
+    for count, token_id in enumerate(drafts.token_ids, 1):
+        mask = _common(drafts.bitmask_behind(count), allowed)
+        is_allowed = allowed is None or allows(allowed, token_id)
+        if not (is_allowed and _leaves_any(request, mask, drafts.token_ids[:count])):
+            break
+        masks.append(mask)
+    return drafts.narrowed(masks)
 
 
 def _may_end(bitmask: bytes, request: Request) -> bool:
     """Whether the grammar lets the answer end here."""
-    allows_eos = any(
-        token_id // 8 < len(bitmask) and bitmask[token_id // 8] >> token_id % 8 & 1
-        for token_id in request.eos_token_ids
-    )
+    allows_eos = any(allows(bitmask, token_id) for token_id in request.eos_token_ids)
     return allows_eos or not leaves_any(bitmask, request.end_token_ids)
 
 
@@ -204,7 +211,7 @@ def make_grammar_service(config: EngineConfig, model: ModelInfo) -> GrammarProce
             model=config.model.model,
             vocab_size=model.vocab_size,
             compile_seconds=settings.structured_outputs_compile_timeout,
-            max_forced_tokens=min(config.speculative.max_drafts, MOST_FORCED_TOKENS),
+            max_drafts=min(config.speculative.max_drafts, MOST_DRAFTS),
             log=config.log,
         ),
         config.limits.engine_ready_timeout or math.inf,

@@ -21,6 +21,7 @@ from lora_serve.identity import AdapterRef, NoAdapter
 from lora_serve.messages import EngineOutput
 from lora_serve.speculation.row_costs import RowCosts
 from lora_serve.step import ScheduledRequest, SchedulerOutput
+from lora_serve.structured_outputs import StructuredOutput, allows
 
 MOST_REPEATABLE = 4
 DRAFT_MODEL_SHARE = 0.12  # of the traces in which n-grams would guess
@@ -64,6 +65,7 @@ class Asked:
     salt: str
     tenant: str
     prompt: list[int]
+    constraint: StructuredOutput | None = None
 
 
 class Repeats:
@@ -106,6 +108,7 @@ class DraftWatch:
         self._num_groups = num_groups
         self.num_drafts = 0
         self.num_forced = 0
+        self.num_held_guesses = 0
         self._prompts: dict[str, Sequence[int]] = {}
         self._answers: defaultdict[str, list[int]] = defaultdict(list)
         self._ended: set[str] = set()
@@ -135,37 +138,52 @@ class DraftWatch:
                     self._check(chunk)
 
     def _check(self, chunk: ScheduledRequest) -> None:
+        guessed = self._guessed_places(chunk)
+        self.num_forced += chunk.asked.num_drafts - len(guessed)
         if chunk.asked.samples[0].params.structured_outputs is not None:
-            self._check_forced(chunk)
-        elif self._checks_guesses:
-            self._check_guesses(chunk)
+            self.num_held_guesses += len(guessed)
+        if self._checks_guesses and guessed:
+            self.num_drafts += len(guessed)
+            self._check_guesses(chunk, guessed)
 
-    def _check_guesses(self, chunk: ScheduledRequest) -> None:
-        self.num_drafts += chunk.asked.num_drafts
+    def _guessed_places(self, chunk: ScheduledRequest) -> list[int]:
+        """Which of the drafts no grammar forces; each must be permitted by its own row's mask."""
+        guessed = []
+        for place, draft in enumerate(chunk.draft_token_ids):
+            sample = chunk.asked.samples[place]
+            if sample.params.structured_outputs is not None and sample.bitmask is not None:
+                may_be_drawn = allows(sample.bitmask, draft)
+                assert may_be_drawn, f"{chunk.request_id} was offered {draft}, which is forbidden"
+                if is_only_one(sample.bitmask, draft):
+                    continue
+            guessed.append(place)
+        return guessed
+
+    def _check_guesses(self, chunk: ScheduledRequest, places: Sequence[int]) -> None:
         name = chunk.request_id
         if self._num_groups is not None:
-            self._check_guesses_of_model(chunk, self._num_groups)
+            self._check_guesses_of_model(chunk, places[-1] + 1, self._num_groups)
             return
-        pairs = set(pairwise(chunk.token_ids[-chunk.asked.num_drafts - 1 :]))
+        tokens = chunk.token_ids[-chunk.asked.num_drafts - 1 :]
+        pairs = {(tokens[place], tokens[place + 1]) for place in places}
         others = pairs - self._answered[chunk.adapter, *self._askers[name]]
         if others:
             others -= set(pairwise((*self._prompts[name], *self._answers[name])))
         assert not others, f"{name} was offered drafts that are none of its own: {others}"
 
-    def _check_guesses_of_model(self, chunk: ScheduledRequest, num_groups: int) -> None:
-        """Assert that they are what the draft model, alone with the request's text, says."""
+    def _check_guesses_of_model(
+        self, chunk: ScheduledRequest, num_drafts: int, num_groups: int
+    ) -> None:
+        """Assert that they are what the draft model, alone with the request's text, says.
+
+        num_drafts: up to the last guess.
+        """
         name, num_known = chunk.request_id, chunk.end - chunk.asked.num_drafts
         text = [*self._prompts[name], *self._answers[name]][:num_known]
         assert len(text) == num_known, f"{name} was offered drafts behind tokens that nobody knows"
-        expected = lone_guesses(text, chunk.asked.num_drafts, num_groups)
-        assert [*chunk.draft_token_ids] == expected, f"{name} was offered drafts of another text"
-
-    def _check_forced(self, chunk: ScheduledRequest) -> None:
-        """Assert that each draft is the only token that may be drawn before it."""
-        self.num_forced += chunk.asked.num_drafts
-        for draft, sample in zip(chunk.draft_token_ids, chunk.asked.samples, strict=False):
-            is_forced = sample.bitmask is not None and is_only_one(sample.bitmask, draft)
-            assert is_forced, f"{chunk.request_id} was offered {draft}, which no grammar forces"
+        drafts = [*chunk.draft_token_ids[:num_drafts]]
+        expected = lone_guesses(text, num_drafts, num_groups)
+        assert drafts == expected, f"{name} was offered drafts of another text"
 
 
 def is_only_one(bitmask: bytes, token_id: int) -> bool:

@@ -136,14 +136,14 @@ class RequestDraws:
         words = [tuple(answer[max(0, end - rng.randrange(4)) : end + 1]) for end in places]
         return TokenRules(allowed, tuple(words))
 
-    def constraint(self) -> StructuredOutput | None:
-        """Draw one of few grammars for every third request."""
+    def constraint(self, repeated: Asked | None) -> StructuredOutput | None:
+        """Draw one of few grammars for every third request; what is asked again has the same."""
         rng = self._grammar_rng
-        is_held = rng.random() < 0.3
-        if not is_held:
-            return None
-        forced = self._forced_rng.choice((0, 60, 90))
-        return toy_constraint(rng.randrange(3), rng.choice((1, 5, 50)), forced)
+        constraint = None
+        if rng.random() < 0.3:
+            forced = self._forced_rng.choice((0, 60, 90))
+            constraint = toy_constraint(rng.randrange(3), rng.choice((1, 5, 50)), forced)
+        return constraint if repeated is None else repeated.constraint or constraint
 
     def scored_start(self, num_tokens: int) -> int | None:
         """Draw for every fifth request where its prompt logprobs begin."""

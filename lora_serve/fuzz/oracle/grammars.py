@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lora_serve.structured_output.backend import bitmask_of
-from lora_serve.structured_output.service import MaskReply
-from lora_serve.structured_outputs import ForcedTokens, StructuredOutput
+from lora_serve.structured_output.service import MaskReply, NewTokens
+from lora_serve.structured_outputs import NO_GUESS, Guess, MaskedDrafts, StructuredOutput
 
 NUM_ALLOWED = 20
 
@@ -40,6 +40,7 @@ def allowed_next(
 class _ToyAnswer:
     constraint: StructuredOutput
     token_ids: list[int] = field(default_factory=list)
+    guess: Guess = NO_GUESS
     num_looks_left: int = 0  # until the reply that is owed is there
     is_owed: bool = True
 
@@ -47,13 +48,11 @@ class _ToyAnswer:
 class OracleGrammars:
     """A `GrammarService` whose replies come some looks late, each another number of them."""
 
-    def __init__(
-        self, vocab_size: int, eos: int, max_delay: int = 0, max_forced_tokens: int = 0
-    ) -> None:
+    def __init__(self, vocab_size: int, eos: int, max_delay: int = 0, max_drafts: int = 0) -> None:
         self._vocab_size = vocab_size
         self._eos = eos
         self._max_delay = max_delay
-        self._max_forced_tokens = max_forced_tokens
+        self._max_drafts = max_drafts
         self._rng = random.Random(max_delay)
         self._answers: dict[str, _ToyAnswer] = {}
 
@@ -73,13 +72,14 @@ class OracleGrammars:
         assert request_id not in self._answers, f"{request_id} was not closed"
         self._answers[request_id] = _ToyAnswer(constraint, num_looks_left=self._delay())
 
-    def advance(self, new_tokens: Sequence[tuple[str, tuple[int, ...]]]) -> None:
-        for request_id, token_ids in new_tokens:
-            answer = self._answers[request_id]
-            assert not answer.is_owed, f"{request_id} goes on before its mask has come"
-            for token_id in token_ids:
+    def advance(self, new_tokens: Sequence[NewTokens]) -> None:
+        for new in new_tokens:
+            answer = self._answers[new.request_id]
+            assert not answer.is_owed, f"{new.request_id} goes on before its mask has come"
+            for token_id in new.token_ids:
                 assert token_id in (self._allowed(answer) or ()), f"{token_id} was not allowed"
                 answer.token_ids.append(token_id)
+            answer.guess = new.guess
             answer.is_owed, answer.num_looks_left = True, self._delay()
 
     def close(self, request_id: str) -> None:
@@ -104,17 +104,40 @@ class OracleGrammars:
         if allowed is None:
             return MaskReply(request_id, len(answer.token_ids), is_finished=True)
         mask = bitmask_of(allowed, self._vocab_size)
-        forced = self._forced(answer) if len(allowed) == 1 else None
-        return MaskReply(request_id, len(answer.token_ids), mask, forced=forced)
+        return MaskReply(request_id, len(answer.token_ids), mask, drafts=self._drafts(answer))
 
-    def _forced(self, answer: _ToyAnswer) -> ForcedTokens | None:
-        ahead = _ToyAnswer(answer.constraint, answer.token_ids[:])
-        allowed, num_forced = self._allowed(ahead), 0
-        while allowed and len(allowed) == 1 and num_forced < self._max_forced_tokens:
-            ahead.token_ids += allowed
-            allowed, num_forced = self._allowed(ahead), num_forced + 1
-        mask = bitmask_of(allowed, self._vocab_size) if allowed else None
-        return ForcedTokens.of(ahead.token_ids[len(answer.token_ids) :], mask)
+    def _drafts(self, answer: _ToyAnswer) -> MaskedDrafts | None:
+        """What is forced, or guessed and allowed, as far as something may follow it."""
+        ahead, num_known = _ToyAnswer(answer.constraint, answer.token_ids[:]), len(answer.token_ids)
+        guess, num_left = answer.guess.token_ids, answer.guess.most
+        masks: list[bytes] = []
+        are_forced: list[bool] = []
+        while len(masks) < self._max_drafts:
+            allowed, place = self._allowed(ahead) or [], len(masks)
+            guessed = guess[place] if place < len(guess) else self._eos
+            is_forced = len(allowed) == 1 and allowed[0] != self._eos
+            if is_forced and guessed != allowed[0]:
+                guess = ()
+            num_left -= not is_forced
+            if not is_forced and (num_left < 0 or not self._permits(guessed, allowed)):
+                break
+            ahead.token_ids.append(allowed[0] if is_forced else guessed)
+            if not (behind := self._allowed(ahead)):
+                del ahead.token_ids[-1]
+                break
+            are_forced.append(is_forced)
+            masks.append(bitmask_of(behind, self._vocab_size))
+        if not masks:
+            return None
+        kept = [
+            b"" if forced else mask for mask, forced in zip(masks, are_forced[1:], strict=False)
+        ]
+        drafts = tuple(ahead.token_ids[num_known:])
+        return MaskedDrafts(drafts, (*kept, masks[-1]), are_forced[0])
+
+    def _permits(self, token_id: int, allowed: Sequence[int]) -> bool:
+        """Whether a guess may go on with a token."""
+        return token_id in allowed and token_id != self._eos
 
     def _allowed(self, answer: _ToyAnswer) -> list[int] | None:
         return allowed_next(answer.constraint, answer.token_ids, self._vocab_size, self._eos)

@@ -202,13 +202,11 @@ class OracleTrace:
         digest = b"" if name is BASE_MODEL else _digest(self.versions[name])
         invocation = () if name is BASE_MODEL else invocation_of(self.versions[name])
         prompt, rows = self.draws.prompt_or_rows(invocation, repeated)
-        if repeated is None and not rows:
-            self.repeats.note(Asked(name, salt, tenant, prompt))
         max_tokens = rng.randrange(1, 60)
         num_groups = len(self.settings["groups"])
         pooling, rules, reasoning = self.draws.pooling(), NO_RULES, None
         if pooling is None:
-            constraint = self.draws.constraint()
+            constraint = self.draws.constraint(repeated)
             scored_start = None if rows else self.draws.scored_start(len(prompt))
             ask = (prompt, digest, max_tokens, rows, num_groups, constraint)
             lone = partial(lone_answer, *ask, invocation=invocation)
@@ -230,6 +228,8 @@ class OracleTrace:
             max_tokens, constraint, scored_start, budget = 0, None, None, None
             pooled = lone_pooled(prompt, digest, pooling, rows, num_groups, invocation)
             expected = Expected([], digest, pooled=pooled)
+        if repeated is None and not rows:
+            self.repeats.note(Asked(name, salt, tenant, prompt, constraint))
         self.expected[request_id] = expected
         self.engine.add(
             request_id,

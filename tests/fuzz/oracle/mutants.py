@@ -23,7 +23,7 @@ from lora_serve.fuzz.oracle.traces import OracleTrace
 from lora_serve.kv.event_recorder import KVEventRecorder
 from lora_serve.scheduler import chunk, drafting, progress
 from lora_serve.speculation.draft_model import DraftModelDrafter, DraftModelRequest
-from lora_serve.structured_outputs import ForcedTokens
+from lora_serve.structured_outputs import MaskedDrafts
 from tests import test_draft_model_traces as draft_models
 from tests import test_drafted_traces as drafted
 from tests import test_event_traces as events
@@ -134,15 +134,21 @@ def grammar_mutants() -> Iterator[Mutant]:
         (grammars.GivesTheMaskOfTheStepBefore, "an answer gets the mask of the step before"),
         (grammars.LetsEveryAnswerEnd, "a mask lets every answer end"),
         (grammars.ForcesWhatTheMaskLeavesOpen, "one of several tokens is taken for a forced one"),
+        (grammars.PermitsWhateverIsGuessed, "a guess goes beyond what the grammar permits"),
+        (grammars.GoesOnByTheGuess, "a grammar takes a guess for what the answer says"),
     ):
         yield Mutant(bug, of_trace(grammars_class=service))
-    behind = ForcedTokens.bitmask_behind
+    behind = MaskedDrafts.bitmask_behind
 
-    def of_the_row_before(forced: ForcedTokens, count: int) -> bytes:
-        return behind(forced, count - 1)
+    def of_the_row_before(drafts: MaskedDrafts, count: int) -> bytes:
+        return behind(drafts, max(1, count - 1))
 
-    bug = "rows of forced tokens get the mask of the row before"
-    yield Mutant(bug, of_trace(), replaced(ForcedTokens, "bitmask_behind", of_the_row_before))
+    bug = "rows of drafts get the mask of the row before"
+    yield Mutant(bug, of_trace(), replaced(MaskedDrafts, "bitmask_behind", of_the_row_before))
+    bug = "rows of guesses have no mask"
+    yield Mutant(bug, of_trace(), replaced(chunk, "_bitmask_behind", grammars.unmasked_guesses))
+    bug = "a guess goes on behind the end of reasoning"
+    yield Mutant(bug, of_trace(), replaced(drafting, "_end_before_grammar", lambda request: None))
 
 
 def window_mutants() -> Iterator[Mutant]:
