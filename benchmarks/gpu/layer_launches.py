@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from lora_serve.ops.contract import LoRAPart, Ops
+from lora_serve.ops.quantization import INT4, INT8, CodeFormat, QuantizedWeight
 from lora_serve.ops.triton.backend import TritonKernels
+from lora_serve.ops.triton.codes import pack_codes
 from lora_serve.ops.triton.launch import Launch, Launcher, Machine
 from lora_serve.sampling.triton.sampler import TritonSampler
 from lora_serve.sampling_params import SamplingParams
@@ -47,6 +49,19 @@ MODELS = (
     ModelShape("heads of 96", 3072, 8192, 32, 32, 96, window=2048),
     ModelShape("heads of 256", 2048, 16384, 8, 4, 256, window=4096),
     ModelShape("Gemma 2", 2304, 9216, 8, 4, 256, window=4096, softcap=50.0, is_gemma=True),
+)
+
+
+CODES_SHAPE = (3584, 18944)  # outputs and inputs of 7B's last product, which has most spans
+# Each with whether a checkpoint stores them, with offsets, and whether activations get codes, too.
+CODES = (
+    (INT8, False, False),
+    (INT8, False, True),
+    (INT4, False, False),
+    (INT4, False, True),
+    (CodeFormat("stored", bits=4, group=128, least=-8, most=7), True, False),
+    (CodeFormat("stored", bits=4, group=32, least=-8, most=7), True, False),
+    (CodeFormat("stored", bits=8, group=16, least=-128, most=127), True, False),
 )
 
 
@@ -113,6 +128,46 @@ def _run_layer(ops: Ops, model: ModelShape, work: Work) -> None:
     if model.is_gemma:
         ops.rowwise.embed(empty(1000, hidden), rows, hidden**0.5)
         ops.rowwise.soft_cap(empty(work.num_requests, 1000), 30.0)
+
+
+def codes_launches(work: Work, machine: Machine) -> list[Launch]:
+    """Those of linear layers and experts over codes of each kind, and of plain experts."""
+    launches: list[Launch] = []
+    kernels = TritonKernels(META, machine, batch_invariant=True, run=launches.append)
+    ops, (out_features, in_features) = kernels.ops(), CODES_SHAPE
+    x = torch.empty(work.num_rows, in_features, dtype=torch.bfloat16, device=META)
+    for packed in _codes_of_each_kind(out_features, in_features):
+        ops.linears.linear(x, packed)
+    _run_experts(ops, work)
+    return launches
+
+
+def _codes_of_each_kind(out_features: int, in_features: int) -> list[object]:
+    """As `--quantization` finds them, and as checkpoints store them, with offsets."""
+    found: list[object] = []
+    codes = torch.empty(out_features, in_features, dtype=torch.int8, device=META)
+    for form, is_stored, quantize_activations in CODES:
+        shape = (out_features, in_features // form.group)
+        scales = torch.empty(shape, dtype=torch.bfloat16, device=META)
+        weight = QuantizedWeight(form, codes, scales)
+        if is_stored:
+            weight = QuantizedWeight(form, codes, scales.float(), scales.float())
+        found.append(pack_codes(weight, None, META, quantize_activations))
+    return found
+
+
+def _run_experts(ops: Ops, work: Work) -> None:
+    """An expert's first layer, of the numbers of OLMoE."""
+    hidden, inner, num_experts, num_chosen = 2048, 1024, 64, 8
+    x = torch.empty(work.num_rows, hidden, dtype=torch.bfloat16, device=META)
+    weight = torch.empty(2 * inner, hidden, dtype=torch.bfloat16, device=META)
+    logits = torch.empty(work.num_rows, num_experts, dtype=torch.bfloat16, device=META)
+    chosen = ops.experts.choose(logits, num_chosen, False)
+    of_codes = _codes_of_each_kind(2 * inner, hidden)
+    for packed in (ops.linears.pack_linear(weight, None), of_codes[0], of_codes[-2]):
+        experts = ops.experts.pack_experts([packed] * num_experts)
+        pairs = ops.experts.linear(x, experts, chosen)
+    ops.experts.add_gated(x, logits[:, :1], ops.experts.combine(pairs[:, :hidden], chosen))
 
 
 def _plan_lora(

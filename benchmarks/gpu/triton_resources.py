@@ -35,6 +35,7 @@ from benchmarks.gpu.layer_launches import (
     WORKS,
     ModelShape,
     Work,
+    codes_launches,
     launches_of,
     sampling_launches,
 )
@@ -44,10 +45,12 @@ from lora_serve.ops.triton.launch import A100, H200, Launch, Machine
 RESULTS = Path(__file__).parents[1] / "results"
 NEVER_WAITS = "never waits"
 ANY_MODEL = "any"
+CODES = "codes"
 _TYPES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
     torch.float32: "fp32",
+    torch.uint8: "u8",
     torch.int32: "i32",
     torch.int64: "i64",
 }
@@ -191,6 +194,15 @@ def compile_all(
                     yield replace(found, model=model.name, work=work.name)
 
 
+def compile_codes(machines: Sequence[Machine], works: Sequence[Work]) -> Iterator[Resources]:
+    """Compile linear layers and experts over codes once for each machine."""
+    for machine in machines:
+        seen: set[tuple[object, ...]] = set()
+        for work in works:
+            for found in _compile_new(codes_launches(work, machine), machine, seen):
+                yield replace(found, model=CODES, work=work.name)
+
+
 def compile_sampling(machines: Sequence[Machine]) -> Iterator[Resources]:
     """Compile what sampling launches, which is the same for all models."""
     for machine in machines:
@@ -241,7 +253,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true", help="compare with the record, not write")
-    names = [*(model.name for model in MODELS), ANY_MODEL]
+    names = [*(model.name for model in MODELS), CODES, ANY_MODEL]
     parser.add_argument("--models", nargs="*", default=names, choices=names)
     parser.add_argument("--works", nargs="*", default=[work.name for work in WORKS])
     parser.add_argument("--capabilities", nargs="*", type=int, default=[80, 90])
@@ -251,13 +263,15 @@ def main() -> None:
         sys.exit(f"{path} is not there: run this without --check, and read what it wrote")
     found = []
     machines = [machine for machine in (A100, H200) if machine.capability in chosen.capabilities]
+    works = [work for work in WORKS if work.name in chosen.works]
     compiled = compile_all(
         [model for model in MODELS if model.name in chosen.models],
         machines,
-        [work for work in WORKS if work.name in chosen.works],
+        works,
     )
+    codes = compile_codes(machines if CODES in chosen.models else (), works)
     sampling = compile_sampling(machines if ANY_MODEL in chosen.models else ())
-    for resources in chain(compiled, sampling):
+    for resources in chain(compiled, codes, sampling):
         found.append(resources)
         print(resources, file=sys.stderr, flush=True)
     if chosen.check:

@@ -131,10 +131,14 @@ def rows_of_all(matrices: Sequence[Tensor]) -> Tensor:
 
 
 def quantize(weight: Tensor, code_format: CodeFormat) -> QuantizedWeight:
-    """weight: (N, K), any float dtype. A group with an infinity or a NaN has the scale NaN."""
+    """weight: (N, K), any float dtype, on any device.
+
+    A group with an infinity or a NaN has the scale NaN.
+    """
     rows, width = weight.shape
-    codes = torch.empty(rows, width, dtype=torch.int8)
-    scales = torch.empty(rows, -(-width // code_format.group), dtype=torch.bfloat16)
+    groups = -(-width // code_format.group)
+    codes = torch.empty(rows, width, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(rows, groups, dtype=torch.bfloat16, device=weight.device)
     rows_at_once = max(1, WEIGHTS_AT_ONCE // width)
     for start in range(0, rows, rows_at_once):
         part = slice(start, start + rows_at_once)

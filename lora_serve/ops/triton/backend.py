@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 
 from lora_serve.errors import ConfigError
-from lora_serve.ops.contract import ChosenExperts, LoRAPart, Ops, Runtime
+from lora_serve.ops.contract import LoRAPart, Ops, Runtime
 from lora_serve.ops.triton.attention_launch import attention_launches
 from lora_serve.ops.triton.attention_plan import (
     AttentionPlan,
@@ -24,17 +24,9 @@ from lora_serve.ops.triton.attention_plan import (
     new_attention_plan,
     plan_attention,
 )
-from lora_serve.ops.triton.experts import (
-    PackedExperts,
-    add_gated_launch,
-    choose_launch,
-    combine_launch,
-    experts_launch,
-    pack_experts,
-)
 from lora_serve.ops.triton.kv_cache import new_kv_cache, rotary_and_write_kv_launch
 from lora_serve.ops.triton.launch import Launcher, Machine, Run, machine_of, run
-from lora_serve.ops.triton.linear import PackedLinear, linear_launch, pack_linear
+from lora_serve.ops.triton.linears import TritonExperts, TritonLinears
 from lora_serve.ops.triton.lora import lora_launches
 from lora_serve.ops.triton.lora_plan import (
     LoRAPlan,
@@ -76,15 +68,20 @@ class TritonKernels:
         self._run = run
 
     def ops(self) -> Ops:
+        linears = TritonLinears(
+            self._device, self._machine, self._run, batch_invariant=self._batch_invariant
+        )
         return Ops.of_one_backend(
             name="triton",
             numerics=self._numerics(),
             device=self._device,
             rowwise=self,
-            linears=self,
-            experts=TritonExperts(self, self._machine, self._run),
+            linears=linears,
+            experts=TritonExperts(linears, self._machine, self._run),
             adapters=self,
             attention=self,
+            pack_quantized=linears.pack_quantized,
+            pack_codes=linears.pack_codes,
             graph_plans=self,
             runtime=Runtime("triton", Launcher(self._machine, self._run)),
         )
@@ -102,20 +99,6 @@ class TritonKernels:
         if scale is not None:
             self.scale(rows, scale)
         return rows
-
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        return pack_linear(weight, bias, self._device)
-
-    def pack_rows(self, weight: Tensor) -> PackedLinear:
-        return pack_linear(weight, None, self._device)
-
-    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        if not self._batch_invariant:
-            return torch.nn.functional.linear(x, packed.weight, packed.bias)
-        x = x.contiguous()
-        y = x.new_empty((x.shape[0], packed.weight.shape[0]))
-        self._run(linear_launch(x, packed, y, self._machine))
-        return y
 
     def pack_adapter(self, linears: Sequence[Sequence[LoRAPart]]) -> PackedAdapter:
         return pack_adapter(linears, self._device)
@@ -236,48 +219,6 @@ class TritonKernels:
         for launch in launches:
             self._run(launch)
         return out
-
-
-class TritonExperts:
-    """The kernels of mixtures of experts. linears: packs and multiplies what decides between."""
-
-    def __init__(self, linears: TritonKernels, machine: Machine, run: Run) -> None:
-        self._linears = linears
-        self._machine = machine
-        self._run = run
-
-    pack_experts = staticmethod(pack_experts)
-
-    def pack_gate(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-        return self._linears.pack_linear(weight, bias)
-
-    def gate(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        return self._linears.linear(x, packed)
-
-    def choose(self, logits: Tensor, num_chosen: int, among_chosen: bool) -> ChosenExperts:
-        shape = (len(logits), num_chosen)
-        chosen = ChosenExperts(
-            torch.empty(shape, dtype=torch.int32, device=logits.device),
-            torch.empty(shape, dtype=torch.float32, device=logits.device),
-        )
-        self._run(choose_launch(logits.contiguous(), chosen, among_chosen, self._machine))
-        return chosen
-
-    def linear(self, x: Tensor, packed: PackedExperts, chosen: ChosenExperts) -> Tensor:
-        y = x.new_empty((chosen.ids.numel(), packed.weight.shape[1]))
-        self._run(experts_launch(x.contiguous(), packed, chosen, y, self._machine))
-        return y
-
-    def combine(self, x: Tensor, chosen: ChosenExperts) -> Tensor:
-        y = x.new_empty((len(chosen.ids), x.shape[1]))
-        self._run(combine_launch(x.contiguous(), chosen, y, self._machine))
-        return y
-
-    def add_gated(self, x: Tensor, logits: Tensor, total: Tensor) -> Tensor:
-        assert total.is_contiguous(), "add_gated adds in place: total must be contiguous"
-        launch = add_gated_launch(x.contiguous(), logits.contiguous(), total, self._machine)
-        self._run(launch)
-        return total
 
 
 def load(device: torch.device, *, batch_invariant: bool, overlap_launches: bool = True) -> Ops:

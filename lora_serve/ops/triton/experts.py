@@ -32,6 +32,10 @@ class PackedExperts:
     weight: Tensor
     bias: Tensor | None
 
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[1]
+
 
 def pack_experts(experts: Sequence[PackedLinear]) -> PackedExperts:
     biases = [expert.bias for expert in experts if expert.bias is not None]
@@ -99,6 +103,30 @@ def choose_launch(
     )
 
 
+@triton.jit
+def block_of_expert(
+    first_ptr,
+    block_ends_ptr,
+    block,
+    EXPERTS: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """The expert that a block is of, where its ROWS pairs stand in their order, and its last's end.
+
+    Expert e has the blocks up to its end, and pairs first[e] .. first[e + 1]; behind all: EXPERTS.
+    """
+    experts = tl.arange(0, EXPERTS_BLOCK)
+    ends = tl.load(block_ends_ptr + experts, mask=experts < EXPERTS, other=2147483647)
+    expert = tl.sum((ends <= block).to(tl.int32), axis=0)
+    exists = expert < EXPERTS
+    begin = tl.load(first_ptr + expert, mask=exists, other=0)
+    end = tl.load(first_ptr + expert + 1, mask=exists, other=0)
+    first_block = tl.load(block_ends_ptr + expert, mask=exists, other=0)
+    first_block -= tl.cdiv(end - begin, ROWS)
+    return expert, begin + (block - first_block) * ROWS + tl.arange(0, ROWS), end
+
+
 @kernel()
 def experts_kernel(
     x_ptr,
@@ -120,18 +148,13 @@ def experts_kernel(
     OVERLAPS: tl.constexpr,
 ):
     # y[p] = weight[e] x[p / PAIRS_PER_ROW] + bias[e], pairs p = order[first[e] .. first[e + 1])
-    # One program: ROWS pairs of one expert, OUTS outputs; expert e has the blocks up to its end
-    block = tl.program_id(0)
+    # One program: ROWS pairs of one expert, OUTS outputs
     o = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
-    experts = tl.arange(0, EXPERTS_BLOCK)
     wait_for_earlier_kernels(OVERLAPS)
-    ends = tl.load(block_ends_ptr + experts, mask=experts < EXPERTS, other=2147483647)
-    expert = tl.sum((ends <= block).to(tl.int32), axis=0)
+    expert, index, end = block_of_expert(
+        first_ptr, block_ends_ptr, tl.program_id(0), EXPERTS, EXPERTS_BLOCK, ROWS
+    )
     if expert < EXPERTS:
-        begin = tl.load(first_ptr + expert)
-        end = tl.load(first_ptr + expert + 1)
-        first_block = tl.load(block_ends_ptr + expert) - tl.cdiv(end - begin, ROWS)
-        index = begin + (block - first_block) * ROWS + tl.arange(0, ROWS)
         pair = tl.load(order_ptr + index, mask=index < end, other=0).to(tl.int64)
         x_rows = x_ptr + (pair // PAIRS_PER_ROW)[:, None] * IN
         weight_rows = weight_ptr + (expert.to(tl.int64) * OUT + o.to(tl.int64))[None, :] * IN
@@ -162,11 +185,11 @@ def experts_launch(
     assert x.shape[1] == in_features, f"x has {x.shape[1]}, weight {packed.weight.shape}"
     num_pairs = chosen.ids.numel()
     tile = tile_of(x.dtype, triton.cdiv(num_pairs, num_experts), out_features, machine)
-    order, first, block_ends = _blocks_by_expert(chosen.ids.flatten(), num_experts, tile.rows)
-    most_blocks = num_pairs // tile.rows + min(num_experts, num_pairs)
+    order, first, block_ends = blocks_by_expert(chosen.ids.flatten(), num_experts, tile.rows)
+    num_blocks = most_blocks(num_pairs, num_experts, tile.rows)
     return Launch(
         experts_kernel,
-        (most_blocks, triton.cdiv(out_features, tile.outs)),
+        (num_blocks, triton.cdiv(out_features, tile.outs)),
         {
             "x_ptr": x,
             "weight_ptr": packed.weight,
@@ -193,7 +216,12 @@ def experts_launch(
     )
 
 
-def _blocks_by_expert(
+def most_blocks(num_pairs: int, num_experts: int, rows_per_block: int) -> int:
+    """How many blocks there can be, whatever pairs choose."""
+    return num_pairs // rows_per_block + min(num_experts, num_pairs)
+
+
+def blocks_by_expert(
     ids: Tensor, num_experts: int, rows_per_block: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The pairs in the order of their experts; where each expert's begin; where its blocks end.
