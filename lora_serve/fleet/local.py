@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -37,7 +38,17 @@ if TYPE_CHECKING:
 
 OBJECT_STORE_BYTES = 128 * 2**20  # for bodies on their way; those below 100 KB need none
 _PREFIX = "lora-serve-fleet-"
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_SERVE_LOG_TO_STDERR": "0"}
+# Read when Ray is imported. Its deduplication drops lines of one replica that differ from another's
+# in numbers alone, the audit's among them. It runs its workers at a niceness of 15, where replicas
+# would stand behind all else on the machine, the process that listens for them included.
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_worker_niceness": "0",
+}
+# They tell of what is not the user's to change here.
+_QUIET_LOGGERS = ("ray.serve", "ray._private.authentication")
 
 
 def check_fleet(engine: EngineConfig, server: ServerConfig, fleet: FleetConfig) -> None:
@@ -53,12 +64,7 @@ def check_fleet(engine: EngineConfig, server: ServerConfig, fleet: FleetConfig) 
             "address; start servers of their own instead"
         )
     _check_ranks(engine, fleet)
-    try:
-        import ray.serve  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"--replicas needs Ray Serve ({error}): pip install 'lora-serve[fleet]'"
-        ) from error
+    _import_ray()
 
 
 def serve_replicas(
@@ -97,7 +103,6 @@ def local_replicas(
     engine: EngineConfig, server: ServerConfig, fleet: FleetConfig, catalog: CatalogConfig
 ) -> Iterator[Any]:
     """A Ray of one's own with these replicas, which all run; the handle that asks them."""
-    os.environ.update(_QUIET)
     import ray
     from ray import serve
 
@@ -139,6 +144,24 @@ def num_cpus(engine: EngineConfig, fleet: FleetConfig) -> int:
 
 def _most_replicas(fleet: FleetConfig) -> int:
     return fleet.max_replicas or fleet.min_replicas
+
+
+def _import_ray() -> None:
+    """Import Ray for the first time in this process, as one that runs on this machine alone.
+
+    What the user has set in the environment stays. Raises ConfigError without Ray.
+    """
+    plain = {} if sys.stderr.isatty() else {"RAY_COLOR_PREFIX": "0"}
+    for name, value in (_ENVIRONMENT | plain).items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray.serve  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"--replicas needs Ray Serve ({error}): pip install 'lora-serve[fleet]'"
+        ) from error
+    for name in _QUIET_LOGGERS:  # Ray Serve sets the level of its own when it is imported
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def _check_ranks(engine: EngineConfig, fleet: FleetConfig) -> None:

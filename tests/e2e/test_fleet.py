@@ -275,6 +275,29 @@ async def test_an_adapter_that_was_replaced_once_is_replaced_on_both(
     assert answers["alpha"][0].fingerprints != answers["beta"][0].fingerprints
 
 
+async def test_replicas_are_no_background_jobs_and_each_writes_its_lines(
+    fleet: ServerProcess, http: httpx.AsyncClient, demo_paths: DemoPaths
+) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(await replica_ids(http)) != 2:
+            await asyncio.sleep(0.5)
+    for kind in (REPLICA, ENGINE):
+        pids = pids_below(fleet.pid, kind)
+        own = os.getpriority(os.PRIO_PROCESS, fleet.pid)
+        assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in pids] == [own] * 2
+    body = {"lora_name": "told", "lora_path": str(demo_paths.alpha)}
+    for _ in range(2):
+        serial = (await http.post("/v1/load_lora_adapter", json=body)).headers["X-LoRA-Serial"]
+        told = f"adapter told of the catalog: serial {serial} "
+        wait_for(
+            lambda told=told: fleet.log_path.read_text().count(told) == 2,
+            "a line of each replica",
+            PATIENCE_SECONDS,
+        )
+        body |= {"lora_path": str(demo_paths.beta), "load_inplace": True}
+    assert "\x1b[" not in fleet.log_path.read_text()
+
+
 async def test_a_replica_that_is_killed_in_mid_roll_out_comes_back_with_the_new_version(
     fleet: ServerProcess, http: httpx.AsyncClient, demo_paths: DemoPaths
 ) -> None:
