@@ -19,6 +19,9 @@ from lora_serve.bench.workload import TimedRequest
 
 JsonObject = Mapping[str, Any]  # a request body's fields, whatever a server's own are
 
+# Has lora-serve and vLLM send every token when it is there; one without text waits for others else.
+EVERY_TOKEN: JsonObject = {"return_token_ids": True}
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -117,6 +120,7 @@ async def send(endpoint: Endpoint, timed: TimedRequest, due: float) -> RequestRe
 class _Choice(msgspec.Struct):
     text: str = ""
     finish_reason: str | None = None
+    token_ids: list[int] | None = None
 
 
 class _PromptDetails(msgspec.Struct):
@@ -142,6 +146,7 @@ class _Answer:
         self.texts: list[str] = []
         self.output_tokens = 0
         self.cached_tokens = 0
+        self._finished_at = 0.0
 
     def gaps(self) -> tuple[float, ...]:
         return tuple(b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False))
@@ -160,6 +165,9 @@ class _Answer:
             if event.error is not None:
                 return f"error event: {event.error}"
             finished |= self._take(event, now)
+        if finished and self.output_tokens and not self.arrivals:
+            # Its tokens have no text, such as special ones, so nothing but its end has come.
+            self.arrivals.append(self._finished_at)
         return None if finished else "the stream ended before the answer did"
 
     def _take(self, event: _Event, now: float) -> bool:
@@ -172,7 +180,10 @@ class _Answer:
             return False
         choice = event.choices[0]
         # Some servers finish with a separate event: no text, so no token came with it.
-        if choice.text or choice.finish_reason is None:
+        if choice.text or choice.token_ids or choice.finish_reason is None:
             self.arrivals.append(now)
             self.texts.append(choice.text)
-        return choice.finish_reason is not None
+        if choice.finish_reason is None:
+            return False
+        self._finished_at = now
+        return True

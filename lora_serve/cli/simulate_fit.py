@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lora_serve.bench.catalog import served_models
-from lora_serve.bench.client import Endpoint
+from lora_serve.bench.client import EVERY_TOKEN, Endpoint
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.machine import describe_machine
 from lora_serve.bench.server import lora_serve_command, running_server
@@ -135,7 +135,8 @@ async def _serving(
         async with running_server(command, url, Path(directory) / "server.log"):
             origin = Origin.parse(url)
             served = await served_models(origin)
-            return await ServingFit(Endpoint(origin, served.models[0]), vocab_size).fit(costs)
+            endpoint = Endpoint(origin, served.models[0], extra_body=EVERY_TOKEN)
+            return await ServingFit(endpoint, vocab_size).fit(costs)
 
 
 def _report(costs: Costs) -> str:

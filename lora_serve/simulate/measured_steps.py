@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from queue import Empty, SimpleQueue
 from random import Random
 from statistics import median
@@ -21,7 +22,7 @@ from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.executor import Executor
 from lora_serve.errors import ConfigError
 from lora_serve.generate_request import GenerateRequest
-from lora_serve.identity import BASE_MODEL
+from lora_serve.identity import BASE_MODEL, NoAdapter
 from lora_serve.messages import CallReply, EngineRequest, LoadAdapter, UnloadAdapter
 from lora_serve.model_info import ModelInfo
 from lora_serve.prompts import TokensPrompt
@@ -44,13 +45,15 @@ LOAD_SECONDS = 120.0
 class Batch:
     """Requests that come at once. num_adapters: different ones among them; 0 asks the base model.
 
-    num_late: how many of them come when the others decode.
+    num_late: how many of them come when the others decode. is_cold: adapters take turns, so that,
+    where not all of them have room in memory, each is read anew.
     """
 
     num_requests: int
     prompt_tokens: int
     num_adapters: int = 0
     num_late: int = 0
+    is_cold: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -59,7 +62,7 @@ class Batch:
     def __str__(self) -> str:
         return (
             f"{self.num_requests} x {self.prompt_tokens} tokens, {self.num_adapters} adapters, "
-            f"{self.num_late} late"
+            f"{self.num_late} late{', cold' * self.is_cold}"
         )
 
 
@@ -104,6 +107,7 @@ class Calibration:
         self._encoder = wire.encoder()
         self._random = Random(0)
         self._num_requests = self._num_calls = 0
+        self._turns = count()
         self._adapters: list[str] = []
         self.samples: list[StepSample] = []
 
@@ -133,7 +137,7 @@ class Calibration:
         """
         batches = list(self._batches())
         for batch in batches[:NUM_WARM_UPS]:
-            self._run(batch)
+            self.run(batch)
         begin = time.perf_counter()
         self.samples.clear()
         taken: dict[Batch, float] = {}
@@ -145,13 +149,27 @@ class Calibration:
                 # A batch that was not run yet takes about as long a token as those before it.
                 likely = taken.get(batch, spent * batch.num_tokens / max(1, num_tokens))
                 if spent + likely < seconds and likely < seconds * MAX_SHARE:
-                    self._run(batch)
+                    self.run(batch)
                     taken[batch] = time.perf_counter() - begin - spent
                     num_tokens += batch.num_tokens
                     progress(f"{batch}: {taken[batch]:.2f} s")
                     has_run = True
             if not has_run:
                 return self.samples
+
+    def run(self, batch: Batch) -> None:
+        """Answer one batch, and time its steps."""
+        num_early = batch.num_requests - batch.num_late
+        for index in range(num_early):
+            self._add(batch, index)
+        last = time.perf_counter()
+        num_turns = 0
+        while self._core.has_requests:
+            num_turns += 1
+            if num_turns == 4:
+                for index in range(num_early, batch.num_requests):
+                    self._add(batch, index)
+            last = self._turn(str(batch), last)
 
     # ── parts ───────────────────────────────────────────────────────────────────────────────
 
@@ -168,8 +186,8 @@ class Calibration:
                 is_too_many = num_requests > scheduler.max_num_seqs
                 if is_too_many or num_tokens > longest or num_requests * num_tokens > room:
                     continue
-                counts = {0, min(1, most_adapters), min(num_requests, most_adapters)}
-                found += [Batch(num_requests, prompt_tokens, count) for count in sorted(counts)]
+                numbers = {0, min(1, most_adapters), min(num_requests, most_adapters)}
+                found += [Batch(num_requests, prompt_tokens, each) for each in sorted(numbers)]
                 if num_requests > 1:
                     found.append(Batch(num_requests, prompt_tokens, 0, num_requests // 2))
         if not found:
@@ -177,21 +195,10 @@ class Calibration:
                 f"requests of {longest} tokens are the longest that this engine takes, which are "
                 "too few to measure; give it more KV or a larger --max-model-len"
             )
+        if most_adapters:
+            found.append(Batch(1, found[0].prompt_tokens, 1, is_cold=True))
         by_size = sorted(found, key=lambda batch: batch.num_tokens)
         return (batch for first in range(STRIDE) for batch in by_size[first::STRIDE])
-
-    def _run(self, batch: Batch) -> None:
-        num_early = batch.num_requests - batch.num_late
-        for index in range(num_early):
-            self._add(batch, index)
-        last = time.perf_counter()
-        num_turns = 0
-        while self._core.has_requests:
-            num_turns += 1
-            if num_turns == 4:
-                for index in range(num_early, batch.num_requests):
-                    self._add(batch, index)
-            last = self._turn(str(batch), last)
 
     def _turn(self, group: str, last: float) -> float:
         """Step once, as the engine process does; returns when the turn has ended."""
@@ -201,7 +208,9 @@ class Calibration:
         now = time.perf_counter()
         for step in self._executor.collected:
             if step.requests:
-                self.samples.append(StepSample(group, step_features(step), now - last))
+                features = step_features(step)
+                alike = f"{group}, {features.new_adapters:g} new"
+                self.samples.append(StepSample(alike, features, now - last))
         self._executor.collected.clear()
         return now
 
@@ -209,7 +218,10 @@ class Calibration:
         self._num_requests += 1
         vocab = range(FIRST_TOKEN_ID, self.model.vocab_size)
         prompt = tuple(self._random.choice(vocab) for _ in range(batch.prompt_tokens))
-        adapter = self._adapters[index % batch.num_adapters] if batch.num_adapters else BASE_MODEL
+        adapter: str | NoAdapter = BASE_MODEL
+        if batch.num_adapters:
+            number = next(self._turns) if batch.is_cold else index % batch.num_adapters
+            adapter = self._adapters[number % len(self._adapters)]
         params = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0, seed=0, ignore_eos=True)
         request = GenerateRequest(
             request_id=str(self._num_requests),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lora_serve.bench.client import Endpoint, RequestRecord
+from lora_serve.bench.client import EVERY_TOKEN, Endpoint, RequestRecord
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.load import LoadResult, run_load
 from lora_serve.bench.workload import TimedRequest, WorkloadSpec, make_workload
@@ -36,6 +36,21 @@ async def test_a_finish_without_a_token_is_no_token(chunked: bool, finishes_apar
     (record,) = (await load(server, (TimedRequest((1,), 6),))).records
     assert record.error is None
     assert len(record.gaps_seconds) == 5
+
+
+async def test_an_answer_whose_only_token_has_no_text_came_with_its_end() -> None:
+    server = TimedServer(0.05, 0.0, texts={"base": ""})
+    (record,) = (await load(server, (TimedRequest((1,), 1),))).records
+    assert (record.error, record.output_tokens, record.text) == (None, 1, "")
+    assert 0.04 <= record.ttft_seconds == record.e2e_seconds
+
+
+async def test_tokens_without_text_are_timed_where_their_ids_are_asked_for() -> None:
+    server = TimedServer(0.0, 0.0, texts={"base": ""})
+    async with server.listening() as url:
+        endpoint = Endpoint(Origin.parse(url), "base", extra_body=EVERY_TOKEN)
+        (record,) = (await run_load(endpoint, [TimedRequest((1,), 6)])).records
+    assert (record.error, len(record.gaps_seconds)) == (None, 5)
 
 
 async def test_tokens_that_come_bundled_are_counted_from_usage() -> None:

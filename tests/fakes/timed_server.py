@@ -20,7 +20,8 @@ class TimedServer:
     """texts: what a token says, by model, if not "ab".
 
     breaks_after: answers end, unfinished, after so many tokens. chunked: else until it closes.
-    finishes_apart: the reason to finish comes in an event without a token.
+    finishes_apart: the reason to finish comes in an event without a token. Tokens without text come
+    in no event, unless token ids are asked for.
     """
 
     first_seconds: float = 0.02
@@ -91,19 +92,23 @@ class TimedServer:
         seen = body["prompt"] in [earlier["prompt"] for earlier in self.bodies]
         self.bodies.append(body)
         writer.write(HEAD + b"Transfer-Encoding: chunked\r\n" * self.chunked + b"\r\n")
-        await self._tokens(body["max_tokens"], self.texts.get(body["model"], "ab"), writer)
+        await self._tokens(body, writer)
         if self.breaks_after is None:
             await self._end(body, writer, len(body["prompt"]) // 2 if seen else 0)
         return None
 
-    async def _tokens(self, count: int, text: str, writer: asyncio.StreamWriter) -> None:
+    async def _tokens(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        count, text = body["max_tokens"], self.texts.get(body["model"], "ab")
+        ids = [1] * self.tokens_per_event if body.get("return_token_ids") else None
         last = count if self.breaks_after is None else self.breaks_after
         for start in range(0, last, self.tokens_per_event):
             await asyncio.sleep(self.gap_seconds if start else self.first_seconds)
             end = start + self.tokens_per_event >= count
             reason = "length" if end and not self.finishes_apart else None
             choice = {"text": text * self.tokens_per_event, "finish_reason": reason}
-            await self._event(writer, {"choices": [choice], "usage": None})
+            if choice["text"] or reason or ids:
+                choice["token_ids"] = ids
+                await self._event(writer, {"choices": [choice], "usage": None})
 
     async def _end(self, body: dict[str, Any], writer: asyncio.StreamWriter, cached: int) -> None:
         if self.finishes_apart:
