@@ -26,10 +26,12 @@ from safetensors.numpy import load_file, save_file
 
 from benchmarks.common.busy import busy_cores
 from benchmarks.common.facts import write_facts
+from lora_serve.bench.client import EVERY_TOKEN
 from lora_serve.demo.model import ensure_demo
 from lora_serve.demo.server_process import ServerProcess
 
 BASE = "base"
+TOKENS = range(3, 700)  # of the demo's vocabulary
 MAX_BUSY_CORES = 0.2
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
@@ -51,7 +53,7 @@ class Workload:
         """The requests, the same ones at each call; a few adapters are asked for most."""
         draw = random.Random(0)
         prefixes = {
-            (adapter, number): [draw.randrange(100, 2000) for _ in range(self.prefix_tokens)]
+            (adapter, number): [draw.choice(TOKENS) for _ in range(self.prefix_tokens)]
             for adapter in range(self.num_adapters)
             for number in range(self.prefixes_per_adapter)
         }
@@ -59,7 +61,7 @@ class Workload:
         for _ in range(self.num_requests):
             (adapter,) = draw.choices(range(self.num_adapters), popularity)
             prefix = prefixes[adapter, draw.randrange(self.prefixes_per_adapter)]
-            tail = [draw.randrange(100, 2000) for _ in range(self.tail_tokens)]
+            tail = [draw.choice(TOKENS) for _ in range(self.tail_tokens)]
             yield {
                 "model": f"a{adapter}",
                 "prompt": prefix + tail,
@@ -67,6 +69,7 @@ class Workload:
                 "temperature": 0,
                 "ignore_eos": True,
                 "stream": True,
+                **EVERY_TOKEN,
             }
 
 
@@ -180,7 +183,7 @@ async def _first_token(http: httpx.AsyncClient, body: dict[str, object]) -> floa
     begun = time.perf_counter()
     first = None
     async with http.stream("POST", "/v1/completions", json=body) as answer:
-        answer.raise_for_status()
+        assert answer.status_code == 200, await answer.aread()
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
                 first = first or time.perf_counter() - begun

@@ -21,7 +21,7 @@ import msgspec
 from benchmarks.common.busy import busy_cores
 from benchmarks.common.facts import write_facts
 from benchmarks.common.make_checkpoint import ensure_checkpoint
-from lora_serve.bench.client import Endpoint, RequestRecord
+from lora_serve.bench.client import EVERY_TOKEN, Endpoint, RequestRecord
 from lora_serve.bench.goodput import Goodput, Limits
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.load import run_load
@@ -174,7 +174,7 @@ async def compare_all(bench: Bench, model: Path, only: Sequence[str]) -> list[Co
         flags = (*LORA_FLAGS, "--served-model-name", "base", "--lora-modules", *modules)
         command = lora_serve_command(str(model), port, flags)
         async with running_server(command, url, Path(directory) / "server.log"):
-            endpoint = Endpoint(Origin.parse(url), "base")
+            endpoint = Endpoint(Origin.parse(url), "base", extra_body=EVERY_TOKEN)
             await run_load(endpoint, bench.workload(LOADS[1], 99)[1][:12], 4)
             found = []
             for number, load in enumerate(LOADS):

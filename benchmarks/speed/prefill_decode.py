@@ -23,6 +23,7 @@ from random import Random
 import httpx
 
 from benchmarks.common.facts import write_facts
+from lora_serve.bench.client import EVERY_TOKEN
 from lora_serve.demo.server_process import ServerProcess
 
 PREFILL = {"do_remote_decode": True}
@@ -126,7 +127,7 @@ class Load:
         self, url: str, prompt: list[int], max_tokens: int, more: dict[str, object]
     ) -> Iterator[float]:
         """When each token came."""
-        body = self._body(prompt, max_tokens) | more | {"stream": True}
+        body = self._body(prompt, max_tokens) | more | {"stream": True, **EVERY_TOKEN}
         with self._http.stream("POST", f"{url}/v1/completions", json=body) as response:
             response.raise_for_status()
             for line in response.iter_lines():
@@ -157,6 +158,7 @@ def serving(options: argparse.Namespace, roles: Sequence[str], stack: ExitStack)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--name", help="what the figures call the model")
     parser.add_argument("--flag", action="append", default=[], help="of each server, one word")
     parser.add_argument("--num-short", type=int, default=4, help="answers that run all the time")
     parser.add_argument("--num-long", type=int, default=30)
@@ -174,7 +176,9 @@ def main() -> None:
         rows.append(Row.of("2 mixed", Load(options, None, mixed).run()))
     for row in rows:
         print(row)
-    write_facts(options.out, rows=[asdict(row) for row in rows])
+    names = ("num_short", "num_long", "prompt_tokens", "answer_tokens", "every", "flag")
+    load = {"model": options.name or options.model.name} | {n: getattr(options, n) for n in names}
+    write_facts(options.out, load=load, rows=[asdict(row) for row in rows])
 
 
 if __name__ == "__main__":
