@@ -53,7 +53,8 @@ def reason_of(error: Exception) -> str:
 
     redis-py puts a pipeline's command before it, with its raw bytes.
     """
-    said = str(error).rpartition("of pipeline caused error: ")[2] or type(error).__name__
+    said = str(error).rpartition("of pipeline caused error: ")[2].rstrip(".")
+    said = said or type(error).__name__
     line = "".join(char if char.isprintable() else "?" for char in said[:MAX_REASON_CHARS])
     return line + "..." if len(said) > MAX_REASON_CHARS else line
 

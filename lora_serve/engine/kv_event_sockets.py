@@ -36,9 +36,14 @@ class EventSockets:
         self._context.destroy(linger=int(linger_seconds * 1e3))
 
 
+def binds_at(endpoint: str) -> bool:
+    """Whether a publisher binds there; else it connects to a consumer's address."""
+    return "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp://")
+
+
 def _attach(socket: zmq.Socket[bytes], name: str, endpoint: str, binds: bool = False) -> None:
     """Bind, or connect to one that another process has bound, by vLLM's rule."""
-    binds = binds or "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp://")
+    binds = binds or binds_at(endpoint)
     if "[" in endpoint:
         socket.set(zmq.IPV6, 1)
     try:

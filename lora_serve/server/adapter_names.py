@@ -326,13 +326,15 @@ async def opened_names(
 
 async def _load_modules(names: CataloguedNames, modules: Sequence[tuple[str, str]]) -> None:
     """Load them once the catalog answers. What is wrong with one then ends no server that runs."""
-    begin = time.monotonic()
+    begin, has_told = time.monotonic(), False
     while True:
         try:
             await names.replica.wait_until_ready()
             return await names.load_modules(modules)
         except CatalogUnavailableError as error:
-            logger.warning("--lora-modules: %s; trying again", error)
+            if not has_told:
+                logger.warning("--lora-modules wait until the catalog answers: %s", error)
+            has_told = True
             await asyncio.sleep(1)
         except LoraServeError as error:
             if time.monotonic() - begin < START_SECONDS:

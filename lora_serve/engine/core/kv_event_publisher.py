@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from lora_serve.config import KVEventsConfig
-from lora_serve.engine.kv_event_sockets import EventSockets
+from lora_serve.engine.kv_event_sockets import EventSockets, binds_at
 from lora_serve.kv.events import KVEvent
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,9 @@ class EventPublisher:
     def __init__(self, config: KVEventsConfig) -> None:
         """Raises ConfigError, naming the endpoint that cannot be had."""
         self._sockets = EventSockets(config)
+        endpoint = config.kv_events_endpoint
+        how = "published at" if binds_at(endpoint) else "sent to who listens at"
+        logger.info("KV events are %s %s", how, endpoint)
         self._topic = config.kv_events_topic.encode()
         self._answers_replays = config.kv_events_replay_endpoint is not None
         self._kept: deque[tuple[bytes, bytes]] = deque()

@@ -154,7 +154,8 @@ def _told(rollout: Rollout | None) -> str:
     if rollout is None:
         return ""
     if rollout.is_everywhere:
-        return f" It is everywhere ({len(rollout.replicas)} replicas)."
+        num_replicas = len(rollout.replicas)
+        return f" It is everywhere ({num_replicas} replica{'s' * (num_replicas != 1)})."
     return f" Warning: it is {rollout}."
 
 

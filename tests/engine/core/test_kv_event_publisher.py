@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -292,3 +293,18 @@ def test_a_publisher_may_connect_to_a_consumer_that_is_bound(
         assert time.monotonic() < deadline, "a bound consumer heard nothing"
         publisher.publish([AllBlocksCleared()])
     publisher.close()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "told"),
+    [("ipc://{}/events", "published at ipc://"), ("tcp://127.0.0.1:9", "sent to who listens at")],
+)
+def test_the_log_says_which_side_listens(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, endpoint: str, told: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    settings = config(tmp_path, kv_events_endpoint=endpoint.format(tmp_path))
+    publisher = open_publisher(settings)
+    assert publisher is not None
+    publisher.close()
+    assert f"KV events are {told}" in caplog.text
