@@ -46,12 +46,14 @@ class Adaptable:
     max_lora_rank: highest rank of any module.
     vocabulary: of which rows may be changed, and to which a low-rank delta may be added; None: not.
     max_vocab_bytes: what these may take in memory; None: any.
+    max_expert_rank: highest rank of experts that tokens choose; None: max_lora_rank.
     """
 
     lora_modules: Shapes
     max_lora_rank: int
     vocabulary: Vocabulary | None = None
     max_vocab_bytes: int | None = None
+    max_expert_rank: int | None = None
 
     @property
     def all_modules(self) -> Shapes:
@@ -157,7 +159,12 @@ def check_tensors(
         return None
     ranks = {module: settings.rank_of(module) for module in pairs}
     _check_shapes(pairs, specs, ranks, adaptable.all_modules, findings)
-    _check_ranks([*ranks.values(), *(f.rank for f in fused)], adaptable.max_lora_rank, findings)
+    of_experts = [rank for name, rank in ranks.items() if is_of_experts(name)]
+    of_experts += [each.rank for each in fused]
+    _check_ranks([*ranks.values(), *of_experts], "max-lora-rank", adaptable.max_lora_rank, findings)
+    if adaptable.max_expert_rank is not None:
+        limit = adaptable.max_expert_rank
+        _check_ranks(of_experts, "max-lora-expert-rank", limit, findings)
     check_vocabulary_bytes(
         ranks, surely_kept(rows), adaptable.vocabulary, adaptable.max_vocab_bytes, findings
     )
@@ -261,7 +268,8 @@ def _not_served_of_experts(names: list[str], adaptable: Adaptable) -> str:
     if not layers:
         return (
             f"LoRA on experts, where adapters may change none: {listed(sorted(names))}; they may "
-            "on CPUs, of models with experts that this server's own families run"
+            "of models with experts that this server's own families run, on GPUs with "
+            "--max-lora-expert-rank"
         )
     experts = next(iter(layers.values()))
     return (
@@ -302,10 +310,10 @@ def _check_shapes(
         )
 
 
-def _check_ranks(ranks: Sequence[int], max_lora_rank: int, findings: list[str]) -> None:
+def _check_ranks(ranks: Sequence[int], flag: str, limit: int, findings: list[str]) -> None:
     rank = max(ranks, default=0)
-    if rank > max_lora_rank:
+    if rank > limit:
         findings.append(
-            f"LoRA rank {rank} is greater than max_lora_rank {max_lora_rank}; raise "
-            "--max-lora-rank, or retrain"
+            f"LoRA rank {rank} is greater than {flag.replace('-', '_')} {limit}; raise --{flag}, "
+            "or retrain"
         )

@@ -56,13 +56,14 @@ def read_adapter(
     max_lora_rank: int,
     vocabulary: Vocabulary | None = None,
     max_vocab_bytes: int | None = None,
+    max_expert_rank: int | None = None,
     allowed_roots: Sequence[str] = (),
 ) -> AdapterCheckpoint:
     """Read and check the adapter in directory `path`.
 
     Args:
         path: a directory with adapter_config.json and adapter_model.safetensors.
-        lora_modules, max_lora_rank, vocabulary, max_vocab_bytes: as of Adaptable.
+        lora_modules, max_lora_rank, vocabulary, max_vocab_bytes, max_expert_rank: as of Adaptable.
         allowed_roots: directories below which all that is read must lie; anywhere if empty.
 
     Returns:
@@ -73,7 +74,7 @@ def read_adapter(
         AdapterFormatError: it cannot be served; lists every finding.
         AdapterError: the system would not let us read it.
     """
-    adaptable = Adaptable(lora_modules, max_lora_rank, vocabulary, max_vocab_bytes)
+    adaptable = Adaptable(lora_modules, max_lora_rank, vocabulary, max_vocab_bytes, max_expert_rank)
     with _opened(path, allowed_roots) as directory:
         return _read(directory, adaptable)
 
@@ -85,12 +86,14 @@ def check_adapter(
     max_lora_rank: int,
     vocabulary: Vocabulary | None = None,
     max_vocab_bytes: int | None = None,
+    max_expert_rank: int | None = None,
     allowed_roots: Sequence[str] = (),
 ) -> None:
     """Check the adapter in directory `path` as `read_adapter` does, without its tensors' bytes.
 
     Args:
-        path, max_lora_rank, vocabulary, max_vocab_bytes, allowed_roots: as of read_adapter.
+        path, max_lora_rank, vocabulary, max_vocab_bytes, max_expert_rank, allowed_roots: as of
+            read_adapter.
         lora_modules: as of read_adapter; None where the model is not known, then only the config
             is checked.
 
@@ -102,7 +105,9 @@ def check_adapter(
         settings = _read_settings(directory, findings)
         with _weights(directory, findings) as file:
             if file is not None and lora_modules is not None:
-                adaptable = Adaptable(lora_modules, max_lora_rank, vocabulary, max_vocab_bytes)
+                adaptable = Adaptable(
+                    lora_modules, max_lora_rank, vocabulary, max_vocab_bytes, max_expert_rank
+                )
                 check_tensors(file, settings, adaptable, findings)
     if findings:
         raise AdapterFormatError(path, findings)

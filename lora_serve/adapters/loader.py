@@ -129,6 +129,7 @@ def make_loader(
             max_lora_rank=config.max_lora_rank,
             vocabulary=model.vocabulary,
             max_vocab_bytes=config.max_lora_vocab_bytes,
+            max_expert_rank=config.max_lora_expert_rank,
             allowed_roots=roots,
         )
 

@@ -28,6 +28,12 @@ class LoRAConfig:
         None,
     )
     max_lora_rank: int = setting("Highest rank an adapter may have.", 64)
+    max_lora_expert_rank: int | None = setting(
+        "Highest rank an adapter may have on experts that tokens choose. If left out, it is "
+        "max-lora-rank on CPUs, and adapters change no experts on GPUs, which set memory aside for "
+        "them.",
+        None,
+    )
     max_lora_vocab_bytes: int = setting(
         "Most memory for what an adapter changes of embeddings and LM head: rows of tokens, whole "
         "copies, and LoRA on these two.",
@@ -104,7 +110,13 @@ class LoRAConfig:
             object.__setattr__(self, "max_loras", most)  # it is being made, and not yet shared
         require_at_least(1, "--max-loras", self.max_loras)
         require_at_least(1, "--max-lora-rank", self.max_lora_rank)
+        require_at_least(0, "--max-lora-expert-rank", self.max_lora_expert_rank)
         require_at_least(0, "--max-lora-vocab-bytes", self.max_lora_vocab_bytes)
+        if (self.max_lora_expert_rank or 0) > self.max_lora_rank:
+            raise ConfigError(
+                f"--max-lora-expert-rank {self.max_lora_expert_rank} is above --max-lora-rank "
+                f"{self.max_lora_rank}; lower it, or raise --max-lora-rank"
+            )
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise ConfigError(
                 f"--max-cpu-loras {self.max_cpu_loras} is below --max-loras {self.max_loras}; "

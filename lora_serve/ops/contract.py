@@ -38,6 +38,8 @@ LoRAPlanT = TypeVar("LoRAPlanT")
 AttentionPlanT = TypeVar("AttentionPlanT")
 LinearOutT = TypeVar("LinearOutT", covariant=True)
 LinearInT = TypeVar("LinearInT", contravariant=True)
+AdapterInT = TypeVar("AdapterInT", contravariant=True)
+LoRAPlanOutT = TypeVar("LoRAPlanOutT", covariant=True)
 
 
 class RowwiseKernels(Protocol):
@@ -288,6 +290,26 @@ class LoRAKernels(Protocol[AdapterT, LoRAPlanT]):
         """
 
 
+class PlanPairs(Protocol[AdapterInT, LoRAPlanOutT]):
+    """Plans the deltas of experts without the host's knowing which experts were chosen."""
+
+    def __call__(
+        self,
+        changes: Sequence[tuple[int, int, Sequence[AdapterInT]]],
+        chosen: ChosenExperts,
+        /,
+    ) -> tuple[Tensor, LoRAPlanOutT]:
+        """Bring the pairs of each adapter and expert side by side, and plan their deltas.
+
+        changes: (start, end, adapters), at least one: disjoint ranges of chosen's rows in ascending
+            order, and the adapter of each expert.
+
+        Returns:
+            The pairs of these rows in their new order, int64, and the plan of the deltas of rows
+            that stand in it.
+        """
+
+
 class AttentionKernels(Protocol[AttentionPlanT]):
     """Paged attention with its KV cache, whose layout is the backend's own."""
 
@@ -389,6 +411,7 @@ class Ops:
     pack_quantized, pack_codes, pack_screen: for `linears`; None where there are no such kernels.
     graph_plans: None where nothing is ever captured. record: for a backend that notes its own
         calls, of decodes alone; None where the device records.
+    plan_pairs: for `adapters`; None where the host plans the deltas of experts.
     host_calls: for a backend that notes its own calls; None where the host's work needs no note.
     kept_packing: of `linears` and `experts`; None where packed weights are not kept.
     runtime: for kernels of the backend outside these groups.
@@ -410,6 +433,7 @@ class Ops:
     record: Record | None
     host_calls: HostCalls | None
     runtime: Runtime
+    plan_pairs: PlanPairs[PackedAdapter, LoRAPlan] | None = None
 
     @classmethod
     def of_one_backend(
@@ -431,6 +455,7 @@ class Ops:
         graph_plans: GraphPlans[AdapterT, LoRAPlanT, AttentionPlanT] | None = None,
         record: Record | None = None,
         host_calls: HostCalls | None = None,
+        plan_pairs: PlanPairs[AdapterT, LoRAPlanT] | None = None,
     ) -> Ops:
         """Groups that take what each other make. From here on only they know its types."""
         return cls(
@@ -450,4 +475,5 @@ class Ops:
             record=record,
             host_calls=host_calls,
             runtime=runtime,
+            plan_pairs=cast(PlanPairs[PackedAdapter, LoRAPlan] | None, plan_pairs),
         )

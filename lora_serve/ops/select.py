@@ -43,7 +43,7 @@ OP_GROUPS: dict[str, tuple[str, ...]] = {
         *("linears", "experts", "pack_quantized", "pack_codes", "pack_screen"),
         "kept_packing",
     ),
-    "lora": ("adapters",),
+    "lora": ("adapters", "plan_pairs"),
     "paged_attention": ("attention",),
     "sampling": ("runtime",),  # lora_serve.sampling.select finds the kernels by it
 }

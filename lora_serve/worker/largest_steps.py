@@ -19,6 +19,7 @@ from lora_serve.worker.model_runner import LOGITS_ROWS_AT_ONCE
 
 # Of one request's prompt logprobs at a time: more of them are told in no answer of the server.
 MOST_SCORED_ENTRIES = 2**19
+_NO_MODULES: Mapping[str, tuple[int, int]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +49,28 @@ class StepLimits:
 
 
 def largest_adapter(
-    modules: Mapping[str, tuple[int, int]], rank: int, vocabulary: Vocabulary | None = None
+    modules: Mapping[str, tuple[int, int]],
+    rank: int,
+    vocabulary: Vocabulary | None = None,
+    experts: Mapping[str, tuple[int, int]] = _NO_MODULES,
+    expert_rank: int = 0,
 ) -> AdapterCheckpoint:
     """An adapter of zeros on all modules, and on a row of each of the vocabulary's matrices.
 
-    modules: as in ModelInfo.lora_modules, of one rank, with the vocabulary's.
+    modules, experts: as in ModelInfo.lora_modules, of one rank; modules with the vocabulary's and
+    without the experts'.
     """
-    zeros = memoryview(bytes(2 * rank * max(max(sizes) for sizes in modules.values())))
+    ranked = [(name, sizes, rank) for name, sizes in modules.items()]
+    ranked += [(name, sizes, expert_rank) for name, sizes in experts.items()]
+    zeros = memoryview(bytes(2 * rank * max(max(sizes) for _, sizes, _ in ranked)))
 
     def raw(*shape: int) -> RawTensor:
         return RawTensor("BF16", shape, zeros[: 2 * shape[0] * shape[1]])
 
     path = "the largest adapter"
     parts = tuple(
-        LoRAModule(name, rank, 1.0, raw(rank, in_features), raw(out_features, rank))
-        for name, (out_features, in_features) in modules.items()
+        LoRAModule(name, r, 1.0, raw(r, in_features), raw(out_features, r))
+        for name, (out_features, in_features), r in ranked
     )
     token_rows: tuple[TokenRows, ...] = ()
     if vocabulary is not None:

@@ -139,8 +139,8 @@ class Worker:
             self._config, device, self._cache.block_size, self._group, self._num_segments
         )
         require_equal(self._group, model.fingerprint)
-        # On GPUs memory is set aside for as many adapters as may be: it cannot be for all experts.
-        experts = () if device.counts_memory else model.spec.expert_linears()
+        may_change_experts = not device.counts_memory or self._lora.max_lora_expert_rank
+        experts = model.spec.expert_linears() if may_change_experts else ()
         self.linears = [*model.spec.linears(), *experts]
         self.vocabulary = model.vocabulary
         self.is_screened = model.screening is not None
@@ -321,8 +321,9 @@ class Worker:
             peaks.append(step_bytes)
             graph_bytes += its_graph_bytes
         itemsize = model.dtype.itemsize
-        linears = [linear.of_rank(self._place) for linear in self.linears]
+        linears, experts = self._linears_and_experts()
         adapter_bytes = largest_adapter_bytes(linears, lora.max_lora_rank, itemsize)
+        adapter_bytes += largest_adapter_bytes(experts, lora.max_lora_expert_rank or 0, itemsize)
         adapter_bytes += largest_vocabulary_bytes(
             model.vocabulary, lora.max_lora_rank, itemsize, lora.max_lora_vocab_bytes
         )
@@ -360,15 +361,28 @@ class Worker:
             max_draft_rows=self._max_draft_rows,
         )
 
+    def _linears_and_experts(self) -> tuple[list[LinearLayout], list[LinearLayout]]:
+        """What this rank computes of the linear layers that adapters may change."""
+        own = [linear.of_rank(self._place) for linear in self.linears]
+        experts = [linear for linear in own if linear.expert is not None]
+        return [linear for linear in own if linear.expert is None], experts
+
     @contextmanager
     def _largest_adapter(self, model: LoadedModel) -> Iterator[AdapterRef | NoAdapter]:
         """Keep the largest adapter on the device meanwhile, if adapters are served at all."""
         if not self._lora.enable_lora:
             yield BASE_MODEL
             return
-        layouts = [*self.linears, *vocabulary_linears(model.vocabulary)]
-        modules = lora_modules([layout.of_rank(self._place) for layout in layouts])
-        adapter = largest_adapter(modules, self._lora.max_lora_rank, model.vocabulary)
+        linears, experts = self._linears_and_experts()
+        of_vocabulary = vocabulary_linears(model.vocabulary)
+        linears += [layout.of_rank(self._place) for layout in of_vocabulary]
+        adapter = largest_adapter(
+            lora_modules(linears),
+            self._lora.max_lora_rank,
+            model.vocabulary,
+            lora_modules(experts),
+            self._lora.max_lora_expert_rank or 0,
+        )
         self._adapters.prepare(adapter)
         self._adapters.change((), (adapter.digest,))
         yield AdapterRef(adapter.path, adapter.digest)

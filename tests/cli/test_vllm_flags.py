@@ -86,6 +86,8 @@ def test_fewer_adapters_in_memory_mean_fewer_in_a_step() -> None:
         LoRAConfig(max_cpu_loras=2, max_loras=3)
     with pytest.raises(ConfigError, match="--max-cpu-loras 0 must be at least 1"):
         LoRAConfig(max_cpu_loras=0)
+    with pytest.raises(ConfigError, match="--max-lora-expert-rank 9 is above --max-lora-rank 8"):
+        LoRAConfig(max_lora_expert_rank=9, max_lora_rank=8)
 
 
 def test_no_flag_without_effect_is_proposed(capsys: pytest.CaptureFixture[str]) -> None:

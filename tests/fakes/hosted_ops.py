@@ -39,6 +39,7 @@ class HostedOps:
             experts=experts,
             adapters=self,
             attention=self,
+            plan_pairs=self.plan_pairs if self._ops.plan_pairs is not None else None,
         )
 
     def _up(self, host: Tensor) -> Tensor:
@@ -62,6 +63,14 @@ class HostedOps:
                 for parts in linears
             ]
         )
+
+    def plan_pairs(
+        self, changes: Sequence[tuple[int, int, Sequence[PackedAdapter]]], chosen: ChosenExperts
+    ) -> tuple[Tensor, LoRAPlan]:
+        assert self._ops.plan_pairs is not None
+        there = ChosenExperts(self._up(chosen.ids), self._up(chosen.weights))
+        pairs, plan = self._ops.plan_pairs(changes, there)
+        return pairs.cpu(), plan
 
     def lora(self, y: Tensor, x: Tensor, plan: LoRAPlan, linear_index: int) -> None:
         there = self._up(y).clone()

@@ -329,6 +329,17 @@ def test_experts_are_refused_where_adapters_may_change_none(
         read_adapter(path, lora_modules=modules, max_lora_rank=8)
 
 
+def test_experts_may_have_a_limit_of_their_own(
+    served: dict[str, tuple[int, int]], tmp_path: Path
+) -> None:
+    path = write_adapter(tmp_path, fused(), {"target_parameters": ALL_OF_LAYER})
+    read_adapter(path, lora_modules=served, max_lora_rank=8, max_expert_rank=4)
+    with pytest.raises(AdapterFormatError) as error:
+        read_adapter(path, lora_modules=served, max_lora_rank=8, max_expert_rank=3)
+    (finding,) = error.value.findings
+    assert "rank 4 is greater than max_lora_expert_rank 3; raise --max-lora-expert-rank" in finding
+
+
 def test_numbers_of_a_file_alone_are_not_believed(tmp_path: Path) -> None:
     tensors = lora_tensors({f"{LAYER}.{10**9}.up_proj": (8, 8), f"{LAYER}.9999.up_proj": (8, 8)})
     modules, _ = own_shapes(write_adapter(tmp_path, tensors))

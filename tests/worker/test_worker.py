@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.errors import ConfigError
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
+from lora_serve.models.base import lora_modules
 from lora_serve.models.decoder import Decoder
 from lora_serve.models.source import load_spec
 from lora_serve.ops.reference import REFERENCE
@@ -40,7 +41,7 @@ from lora_serve.worker.worker import Worker
 from tests.fakes.asked import sampling, scoring
 from tests.fakes.device import CountingDevice
 from tests.fakes.peft_adapters import make_peft, read_saved
-from tests.fakes.tiny_models import VOCAB_SIZE
+from tests.fakes.tiny_models import ALL_MODELS, VOCAB_SIZE, save
 
 BACKENDS = pytest.mark.parametrize("backend", available_ops())
 ALL_LOGPROBS = SamplingParams(temperature=0.0, logprobs=VOCAB_SIZE)
@@ -174,6 +175,32 @@ def test_a_gpus_memory_is_divided_by_what_its_largest_steps_take(
     assert not peaks, "not all was measured"
     assert None not in device.measured, "what was measured computed nothing"
     assert device.num_loads == 1, "the largest adapter was there"
+
+
+def test_a_gpu_sets_memory_aside_for_experts_where_adapters_may_change_them(tmp_path: Path) -> None:
+    """The largest adapter changes them, too, so that a step with it is measured."""
+    directory = save(ALL_MODELS["olmoe"].make(), tmp_path / "model")
+    spec = load_spec(directory)
+
+    def blocks_and_modules(expert_rank: int | None) -> tuple[int, set[str]]:
+        worker = Worker(
+            ModelConfig(model=str(directory), override_op=("all=reference",)),
+            CacheConfig(gpu_memory_utilization=1.0),
+            LoRAConfig(enable_lora=True, max_loras=2, max_lora_expert_rank=expert_rank),
+            max_num_seqs=4,
+            max_num_batched_tokens=64,
+            device=CountingDevice(2**28, 0, [0] * 3),
+        )
+        info = worker.load()
+        return info.num_blocks, {name for name in info.lora_modules if ".experts." in name}
+
+    without, none = blocks_and_modules(None)
+    beside, modules = blocks_and_modules(5)
+    assert not none
+    assert modules == set(lora_modules(spec.expert_linears()))
+    block_bytes = kv_block_bytes(spec.kv_specs(), REFERENCE, 16, torch.float32)
+    set_aside = (8 * 2 + 1) * largest_adapter_bytes(spec.expert_linears(), 5, 4)
+    assert set_aside // block_bytes <= without - beside <= set_aside // block_bytes + 1
 
 
 # ── execute ─────────────────────────────────────────────────────────────────────────────────────

@@ -243,6 +243,7 @@ def _check_adapter(name: str, path: str, config: LoRAConfig, adapted: Adapted) -
             max_lora_rank=config.max_lora_rank,
             vocabulary=adapted[1],
             max_vocab_bytes=config.max_lora_vocab_bytes,
+            max_expert_rank=config.max_lora_expert_rank,
             allowed_roots=config.lora_allowed_roots,
         )
         _in_time(module, *load_limit, check)

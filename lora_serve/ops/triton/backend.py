@@ -24,6 +24,7 @@ from lora_serve.ops.triton.attention_plan import (
     new_attention_plan,
     plan_attention,
 )
+from lora_serve.ops.triton.expert_lora_plan import plan_pairs
 from lora_serve.ops.triton.kv_cache import new_kv_cache, rotary_and_write_kv_launch
 from lora_serve.ops.triton.launch import Launcher, Machine, Run, machine_of, run
 from lora_serve.ops.triton.linears import TritonExperts, TritonLinears
@@ -82,6 +83,7 @@ class TritonKernels:
             attention=self,
             pack_quantized=linears.pack_quantized,
             pack_codes=linears.pack_codes,
+            plan_pairs=plan_pairs,
             graph_plans=self,
             runtime=Runtime("triton", Launcher(self._machine, self._run)),
         )

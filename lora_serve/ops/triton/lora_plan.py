@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +51,12 @@ class PackedAdapter:
     weights: tuple[Tensor, ...]
 
 
+class Columns(Protocol):
+    """A number for each linear layer."""
+
+    def __getitem__(self, linear_index: int, /) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoRAPlan:
     """words: int64, on the device. num_tiles bounds how many stand there.
@@ -59,7 +66,7 @@ class LoRAPlan:
 
     words: Tensor
     num_tiles: int
-    columns: tuple[int, ...] | None
+    columns: Columns | None
 
     @property
     def is_reserved(self) -> bool:
