@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lora_serve.layers.batch import ForwardBatch, OutputRows
+from lora_serve.layers.host_made import Clip
 from lora_serve.layers.linear import Linear, RowsLinear
 from lora_serve.ops.contract import Ops
 
@@ -34,7 +35,7 @@ class Attention:
     k (T, Hkv, D), or None.
     cos_sin: (P, D), float32, from `rotary_table`. scale: of the products q k. sliding_window: query
     p sees (p - sliding_window, p]; None: all of [0, p]. softcap, sinks: as
-    Ops.paged_attention has them.
+    Ops.paged_attention has them. clip: of normed q and k, and of v; None for none.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Attention:
         sliding_window: int | None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        clip: Clip | None = None,
     ) -> None:
         self._ops = ops
         self._heads = heads
@@ -65,6 +67,7 @@ class Attention:
         self._sliding_window = sliding_window
         self._softcap = softcap
         self._sinks = sinks
+        self._clip = clip
 
     def __call__(
         self,
@@ -96,6 +99,9 @@ class Attention:
         q, k, v = self._heads.split(self._qkv(x, batch))
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._q_norm(q), self._k_norm(k)
+        if self._clip is not None:
+            for each in (q, k, v):
+                self._clip(each)
         self._ops.attention.rotary_and_write_kv(
             q, k, v, self._cos_sin, batch.positions, kv_cache, batch.slot_mapping[self._layer]
         )

@@ -8,12 +8,12 @@ once. What stands around that kernel is elementwise: no bit depends on where a r
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from lora_serve.layers.host_made import host_made
 from lora_serve.ops.contract import Ops
 
 
@@ -34,9 +34,9 @@ class LimitedSwiGLU:
 
     def __call__(self, x: Tensor) -> Tensor:
         rows, width = x.shape
-        limited = self._made((rows, width), torch.float32, lambda to: self._limit(x, to))
+        limited = host_made(self._ops, (rows, width), torch.float32, lambda to: self._limit(x, to))
         y = self._ops.rowwise.silu_and_mul(limited)
-        return self._made((rows, width // 2), x.dtype, lambda to: to.copy_(y))
+        return host_made(self._ops, (rows, width // 2), x.dtype, lambda to: to.copy_(y))
 
     def _limit(self, x: Tensor, to: Tensor) -> Tensor:
         alpha, limit = self._limits.alpha, self._limits.limit
@@ -44,18 +44,3 @@ class LimitedSwiGLU:
         gate.clamp_(max=limit).mul_(alpha)
         up.clamp_(-limit, limit).add_(1.0).mul_(1.0 / alpha)
         return to
-
-    def _made(
-        self, shape: tuple[int, int], dtype: torch.dtype, fill: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """A tensor that is filled now, or by each replay of a recorded step."""
-        calls = self._ops.host_calls
-        if calls is None:
-            return fill(torch.empty(shape, dtype=dtype, device=self._ops.device))
-        made = calls.new(*shape, dtype=dtype)
-
-        def run() -> None:
-            fill(made)
-
-        calls.run(run)
-        return made

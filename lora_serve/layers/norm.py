@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from lora_serve.layers.gather import Gather
+from lora_serve.layers.host_made import host_made
 from lora_serve.ops.contract import Ops
 
 
@@ -81,3 +83,25 @@ class RMSNormOfAllHeads:
             return self._norm(x.view(x.shape[0], 1, -1)).view(x.shape)
         rows = self._norm(self._gather(x.view(x.shape[0], -1)))
         return self._gather.own(rows).view(x.shape)
+
+
+class LayerNormOfEachHead:
+    """Layer norm of each head of a token by itself, with weights of its own. weight: (heads, D).
+
+    In float32, and rounded once.
+    """
+
+    def __init__(self, ops: Ops, weight: Tensor, eps: float) -> None:
+        self._ops = ops
+        self._weight = weight.to(torch.float32)
+        self._ones = torch.ones_like(self._weight[0])
+        self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: (T, heads, D) -> the same."""
+        num_rows, size = x.shape[0] * x.shape[1], x.shape[2]
+        rows = host_made(
+            self._ops, (num_rows, size), torch.float32, lambda to: to.view(x.shape).copy_(x)
+        )
+        normed = self._ops.rowwise.layer_norm(rows, self._ones, None, self._eps).view(x.shape)
+        return host_made(self._ops, x.shape, x.dtype, lambda to: to.copy_(normed * self._weight))

@@ -1,6 +1,7 @@
-"""Cohere's Command R and R7B: decoders whose attention and MLP stand side by side.
+"""Cohere's Command R, R+ and R7B: decoders whose attention and MLP stand side by side.
 
-Command R7B (Cohere2) has windows, and rotates q and k in layers with one only.
+Command R+ norms each head of q and k, with weights of its own. Command R7B (Cohere2) has windows,
+and rotates q and k in layers with one only.
 """
 
 from __future__ import annotations
@@ -29,10 +30,9 @@ _COHERE2_FULL_PERIOD = 4
 
 def read_cohere(settings: Settings, architecture: str) -> DenseSpec:
     """The facts of a Command R; faults are among the findings of `settings`."""
-    if settings.flag("use_qk_norm", False):
-        settings.refuse("use_qk_norm is not supported")
     windows = (None,) * settings.integer("num_hidden_layers")
-    return _read(settings, architecture, windows, _COHERE_THETA)
+    spec = _read(settings, architecture, windows, _COHERE_THETA)
+    return replace(spec, qk_layer_norm=settings.flag("use_qk_norm", False))
 
 
 def read_cohere2(settings: Settings, architecture: str) -> DenseSpec:

@@ -15,9 +15,17 @@ from torch import Tensor
 from lora_serve.distributed.group import ALONE, Group
 from lora_serve.distributed.shares import HeadChannels, place_of
 from lora_serve.layers.attention import Attention
+from lora_serve.layers.host_made import Clip
 from lora_serve.layers.limited_swiglu import LimitedSwiGLU
 from lora_serve.layers.mlp import GatedMLP, PlainMLP
-from lora_serve.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm, RMSNormOfAllHeads
+from lora_serve.layers.norm import (
+    LayerNorm,
+    LayerNormOfEachHead,
+    NoNorm,
+    Norm,
+    RMSNorm,
+    RMSNormOfAllHeads,
+)
 from lora_serve.layers.rotary import HeadOrder, RopeSpec, paired_channels, rotary_table
 from lora_serve.models.base import Weights
 from lora_serve.models.decoder import Decoder, DecoderLayer
@@ -58,6 +66,8 @@ class DenseSpec(DecoderShape):
 
     rms_norm_eps: of all norms. qk_norm: RMS norm of each head's q and k before rotation.
     qk_norm_of_all_heads: one over all heads of q, and one over those of k, instead.
+    qk_layer_norm: a layer norm of each, with weights of each head's own, instead.
+    clip_qkv: bounds what q, k and v are rotated and kept with; None for none.
     layer_norm, norm_bias: whether norms are layer norms, and have a bias.
     is_parallel: whether both parts of a layer read its one norm.
     rope, windowed_rope: of layers without and with a window; None: those with one have the same.
@@ -89,6 +99,8 @@ class DenseSpec(DecoderShape):
     logit_scale: float | None = None
     activation: str = "silu"
     has_sinks: bool = False
+    qk_layer_norm: bool = False
+    clip_qkv: float | None = None
 
     @property
     def sliding_window(self) -> int | tuple[int | None, ...] | None:
@@ -109,6 +121,13 @@ class DenseSpec(DecoderShape):
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         shapes = self.shapes_with_norms(self._norms)
+        if self.qk_layer_norm:
+            counts = {"q": self.num_heads, "k": self.num_kv_heads}
+            shapes |= {
+                _head_norm_name(self, layer, name): (count, self.head_size)
+                for layer in range(self.num_layers)
+                for name, count in counts.items()
+            }
         if self.norm_bias:
             shapes[self.named(_FINAL_BIAS)] = (self.hidden_size,)
         return shapes
@@ -125,7 +144,7 @@ class DenseSpec(DecoderShape):
             counts = {"q": self.num_heads, "k": self.num_kv_heads}
             for name, count in counts.items():
                 heads = count if self.qk_norm_of_all_heads else 1
-                norms[f"{prefix}.self_attn.{name}_norm.weight"] = heads * self.head_size
+                norms[_head_norm_name(self, layer, name)] = heads * self.head_size
         if self.has_sinks:
             norms[f"{prefix}.{_SINKS}"] = self.num_heads
         return norms
@@ -203,6 +222,7 @@ class _LayerBuilder:
             scale=spec.head_size**-0.5 if scale is None else scale,
             sliding_window=spec.windows[self._layer],
             sinks=self._sinks(),
+            clip=None if spec.clip_qkv is None else Clip(self._ops, spec.clip_qkv),
         )
 
     def _sinks(self) -> Tensor | None:
@@ -241,15 +261,29 @@ class _LayerBuilder:
 
     def _head_norm(self, projection: str) -> Callable[[Tensor], Tensor] | None:
         spec = self._spec
-        if not (spec.qk_norm or spec.qk_norm_of_all_heads):
+        if not (spec.qk_norm or spec.qk_norm_of_all_heads or spec.qk_layer_norm):
             return None
-        name = f"{spec.named_layer(self._layer)}.self_attn.{projection}_norm.weight"
-        weight = self._weights.take(name)
+        weight = self._weights.take(_head_norm_name(spec, self._layer, projection))
+        if spec.qk_layer_norm:
+            return LayerNormOfEachHead(
+                self._ops, self._own_heads(weight, projection), spec.rms_norm_eps
+            )
         if spec.qk_norm_of_all_heads:
             channels = HeadChannels(spec.heads, spec.head_size, are_kv=projection == "k")
             gather = self._parts.gather(channels)
             return RMSNormOfAllHeads(self._ops, weight, spec.rms_norm_eps, gather)
         return RMSNorm(self._ops, weight, spec.rms_norm_eps)
+
+    def _own_heads(self, weight: Tensor, projection: str) -> Tensor:
+        """This rank's rows of (heads, D), their channels in the order that q and k come in."""
+        spec, place = self._spec, place_of(self._parts.group)
+        own = spec.heads.kv(place) if projection == "k" else spec.heads.queries(place)
+        rows, order = weight[own.start : own.stop], spec.head_order
+        return rows.contiguous() if order is None else rows[:, list(order.channels)]
+
+
+def _head_norm_name(spec: DenseSpec, layer: int, projection: str) -> str:
+    return f"{spec.named_layer(layer)}.self_attn.{projection}_norm.weight"
 
 
 def _norm(spec: DenseSpec, name: str, weights: Weights, ops: Ops) -> Norm:

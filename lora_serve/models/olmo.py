@@ -55,8 +55,6 @@ def read_olmo3(settings: Settings, architecture: str) -> DenseSpec:
 
 def read_olmoe(settings: Settings, architecture: str) -> DenseSpec:
     """The facts of an OLMoE; faults are among the findings of `settings`."""
-    if settings.get("clip_qkv") is not None:
-        settings.refuse("clip_qkv is not supported")
     layers = range(settings.integer("num_hidden_layers"))
     spec = _read(settings, architecture, (None,) * len(layers), None)
     mixture = read_mixture(
@@ -66,7 +64,8 @@ def read_olmoe(settings: Settings, architecture: str) -> DenseSpec:
         num_chosen=_OLMOE_NUM_CHOSEN,
         intermediate_size=spec.intermediate_size,
     )
-    return replace(spec, norms=NormNames(), mixture=mixture)
+    clip = settings.optional_number("clip_qkv", None)
+    return replace(spec, norms=NormNames(), mixture=mixture, clip_qkv=clip)
 
 
 def _read(

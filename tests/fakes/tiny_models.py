@@ -191,6 +191,9 @@ SMALL_MODELS = {
     "glm": TinyModel(GlmConfig, GlmForCausalLM, {"head_dim": 16} | TWO_LAYERS),
     "glm4": TinyModel(Glm4Config, Glm4ForCausalLM, {"head_dim": 16} | TWO_LAYERS),
     "cohere": TinyModel(CohereConfig, CohereForCausalLM, {"logit_scale": 0.3} | TWO_LAYERS),
+    "cohere-plus": TinyModel(
+        CohereConfig, CohereForCausalLM, {"use_qk_norm": True, "logit_scale": 0.3} | TWO_LAYERS
+    ),
     "cohere2": TinyModel(Cohere2Config, Cohere2ForCausalLM, WINDOW_FIRST),
     "starcoder2": TinyModel(
         Starcoder2Config, Starcoder2ForCausalLM, {"sliding_window": 20} | TWO_LAYERS
@@ -209,6 +212,7 @@ GPT_OSS = {
 MIXTURES = {
     "mixtral": TinyModel(MixtralConfig, MixtralForCausalLM, FEW_EXPERTS),
     "olmoe": TinyModel(OlmoeConfig, OlmoeForCausalLM, FEW_EXPERTS),
+    "olmoe-clipped": TinyModel(OlmoeConfig, OlmoeForCausalLM, FEW_EXPERTS | {"clip_qkv": 0.7}),
     "qwen2-moe": TinyModel(
         Qwen2MoeConfig, Qwen2MoeForCausalLM, MOE | {"shared_expert_intermediate_size": 48}
     ),

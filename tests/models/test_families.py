@@ -139,7 +139,7 @@ def test_command_r7b_rotates_layers_with_a_window_alone() -> None:
         ("Olmo3", {"rope_parameters": {"rope_theta": 1e4}}, "for full_attention and sliding_atten"),
         ("Phi3", {"partial_rotary_factor": 0.2}, "0.2 of heads of 16 is no even number of"),
         ("Phi3", {"partial_rotary_factor": 2}, "2.0 of heads of 16 is no even number of channels"),
-        ("Cohere", {"use_qk_norm": True}, "use_qk_norm is not supported"),
+        ("Cohere", {"use_qk_norm": 1}, "use_qk_norm must be"),
         ("Starcoder2", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; gelu_pytorch"),
     ],
 )

@@ -160,7 +160,7 @@ def test_adapters_on_what_chooses_or_is_chosen_are_refused_by_name(
 @pytest.mark.parametrize(
     ("family", "changes", "told"),
     [
-        ("Olmoe", {"clip_qkv": 8.0}, "clip_qkv is not supported"),
+        ("Olmoe", {"clip_qkv": 0}, "clip_qkv must be a positive number"),
         ("Olmoe", {"num_experts": 4}, "num_experts_per_tok 8 is more than there are experts, 4"),
         ("Mixtral", {"num_local_experts": "8"}, "num_local_experts must be a whole number"),
         ("Mixtral", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; silu is"),
@@ -187,6 +187,7 @@ def test_what_would_be_computed_wrongly_is_refused(
     [
         *((family, fact) for family in MIXTURES for fact in ("among_chosen", "num_chosen")),
         *(("gpt-oss", fact) for fact in ("alpha", "limit", "activation")),
+        ("olmoe-clipped", "clip"),
     ],
 )
 def test_every_fact_shows_in_the_logits(
@@ -197,6 +198,8 @@ def test_every_fact_shows_in_the_logits(
     def changed(spec: DenseSpec) -> DenseSpec:
         mixture = spec.mixture
         assert mixture is not None
+        if fact == "clip":
+            return replace(spec, clip_qkv=None)
         changes = {
             "among_chosen": {"among_chosen": not mixture.among_chosen},
             "num_chosen": {"num_chosen": mixture.num_chosen + 1},

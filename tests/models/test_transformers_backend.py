@@ -287,11 +287,11 @@ def test_ranks_are_refused_by_the_flag_and_the_reason(paths: dict[str, Path]) ->
 @pytest.mark.parametrize(
     ("model_type", "changes", "is_other_able"),
     [
-        ("cohere", {"use_qk_norm": True}, True),
-        ("olmoe", {"clip_qkv": 8.0}, True),
-        ("olmoe", {"clip_qkv": 8.0, "model_type": None}, False),  # as a GGUF file's
-        ("cohere", {"use_qk_norm": True, "hidden_size": "64"}, False),
-        ("cohere", {"use_qk_norm": True, "quantization_config": {"quant_method": "x"}}, False),
+        ("cohere", {"hidden_act": "gelu"}, True),
+        ("olmoe", {"hidden_act": "gelu"}, True),
+        ("olmoe", {"hidden_act": "gelu", "model_type": None}, False),  # as a GGUF file's
+        ("cohere", {"hidden_act": "gelu", "hidden_size": "64"}, False),
+        ("cohere", {"hidden_act": "gelu", "quantization_config": {"quant_method": "x"}}, False),
     ],
 )
 def test_what_a_family_of_our_own_refuses_names_the_modules_that_can_run_it(

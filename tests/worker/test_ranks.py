@@ -116,7 +116,7 @@ def test_ranks_need_not_divide_the_heads(
 CODES = {"dtype": "bfloat16", "quantization": "int8"}
 FAMILIES = [
     *("qwen3", "gemma2", "gemma3", "mistral", "phi3", "glm4"),
-    *("olmoe", "qwen2-moe", "gpt-oss", "granite-moe-shared"),
+    *("cohere-plus", "olmoe", "qwen2-moe", "gpt-oss", "granite-moe-shared"),
 ]
 
 
