@@ -62,11 +62,17 @@ def one_start(command: list[str]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--checkpoint", type=Path, required=True, help="made if it is not there")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        required=True,
+        help="a directory, made if it is not there, or a GGUF file",
+    )
     parser.add_argument("--starts", type=int, default=5, help="measured, after one that is not")
     parser.add_argument("--out", type=Path, help="where to write the JSON")
     args = parser.parse_args()
-    checkpoint = ensure_checkpoint(args.checkpoint)
+    is_file = args.checkpoint.is_file()
+    checkpoint = args.checkpoint if is_file else ensure_checkpoint(args.checkpoint)
     flags = ("--max-model-len", "2048", "--log-format", "json")
     starts: dict[str, list[dict[str, float]]] = {"read and packed": [], "mapped": []}
     with tempfile.TemporaryDirectory(prefix="lora-serve-start-") as kept:

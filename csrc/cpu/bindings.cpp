@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "embedding.h"
+#include "ggml_blocks.h"
 #include "huge_pages.h"
 #include "lora_adapter.h"
 #include "packing.h"
@@ -577,6 +578,30 @@ class Backend {
   WordArena weights_;
 };
 
+// Threads that take the blocks of GGUF files apart. One caller at a time.
+class BlockReader {
+ public:
+  explicit BlockReader(int num_threads) : workers_(num_threads) {}
+
+  void unpack(const std::string& type, Address blocks, size_t num_blocks, Address codes,
+              Address scales, Address offsets) {
+    nb::gil_scoped_release release;
+    unpack_blocks(type, pointer_to<uint8_t>(blocks), num_blocks,
+                  {static_cast<int8_t*>(pointer(codes)), static_cast<float*>(pointer(scales)),
+                   static_cast<float*>(pointer(offsets))},
+                  workers_.team(true));
+  }
+  void dequantize(const std::string& type, Address blocks, size_t num_blocks, int dtype,
+                  Address to) {
+    nb::gil_scoped_release release;
+    dequantize_blocks(type, pointer_to<uint8_t>(blocks), num_blocks, Dtype(dtype), pointer(to),
+                      workers_.team(true));
+  }
+
+ private:
+  Workers workers_;
+};
+
 std::vector<std::string> path_names() {
   const Kernels* paths[kMaxPaths];
   const int count = usable_paths(paths);
@@ -594,6 +619,11 @@ NB_MODULE(_cpu, m) {
   m.def("usable_paths", &path_names);
   m.def("use_huge_pages",
         [](Address address, size_t bytes) { use_huge_pages(pointer(address), bytes); });
+
+  nb::class_<BlockReader>(m, "BlockReader")
+      .def(nb::init<int>())
+      .def("unpack", &BlockReader::unpack)
+      .def("dequantize", &BlockReader::dequantize);
 
   nb::class_<PackedWeight>(m, "PackedWeight")
       .def(nb::init<int, size_t, size_t, const Part&>())

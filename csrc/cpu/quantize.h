@@ -120,16 +120,39 @@ static void quantize_of(const QuantizeCall& call, Workers& workers) {
                 [&](size_t panel, int) { quantize_panel<T>(call, panel); });
 }
 
+// `count` codes of a row in words; those after its end are of code 0.
+static inline void code_words(const int8_t* codes, size_t count, int bits, uint32_t* words) {
+  if (bits == 8) {
+    words[(count - 1) / 4] = 0;
+    std::memcpy(words, codes, count);
+    return;
+  }
+  // A nibble that is 8 larger, of a code from -8 to 7, has its highest bit the other way round.
+  const auto word_of = [](uint64_t eight) { return nibbles_of(eight ^ 0x0808080808080808ull); };
+  size_t k = 0;
+  for (; k + 8 <= count; k += 8) {
+    uint64_t eight;
+    std::memcpy(&eight, codes + k, 8);
+    *words++ = word_of(eight);
+  }
+  if (k < count) {
+    uint64_t rest = 0;
+    std::memcpy(&rest, codes + k, count - k);
+    *words = word_of(rest);
+  }
+}
+
 static inline void pack_codes_panel(const PackCodesCall& call, size_t panel) {
   const QuantizedShape& shape = call.shape;
-  const size_t words_per_group = shape.group / shape.per_word(), width = shape.in_features;
-  const size_t groups = shape.groups(), stride = shape.group_words();
+  const size_t width = shape.in_features, groups = shape.groups(), stride = shape.group_words();
   uint32_t* numbers_at = call.packed + panel * shape.panel_words();
   float* numbers = reinterpret_cast<float*>(numbers_at);
   uint32_t* words = numbers_at + shape.scale_words();
-  for (size_t g = 0; g < groups; ++g, words += words_per_group * kLanes) {
+  for (size_t g = 0; g < groups; ++g) {
     const size_t begin = g * shape.group;
     const size_t count = begin + shape.group < width ? shape.group : width - begin;
+    const size_t num_words = ceil_div(count, shape.per_word());
+    uint32_t lanes[kLanes][kMaxGroup / 4];
     for (size_t lane = 0; lane < kLanes; ++lane) {
       const size_t row = panel * kLanes + lane;
       const bool is_row = row < shape.out_features;
@@ -137,12 +160,14 @@ static inline void pack_codes_panel(const PackCodesCall& call, size_t panel) {
       if (shape.has_offsets()) {
         numbers[g * stride + kLanes + lane] = is_row ? call.offsets[row * groups + g] : 0.0f;
       }
-      int8_t bytes[kMaxGroup];
-      std::memset(bytes, byte_offset(shape.bits), sizeof bytes);
-      for (size_t k = 0; is_row && k < count; ++k) {
-        bytes[k] = static_cast<int8_t>(call.codes[row * width + begin + k] + byte_offset(shape.bits));
+      if (is_row) {
+        code_words(call.codes + row * width + begin, count, shape.bits, lanes[lane]);
+      } else {
+        std::memset(lanes[lane], shape.bits == 8 ? 0 : 0x88, num_words * sizeof(uint32_t));
       }
-      pack_bytes(bytes, ceil_div(count, shape.per_word()), shape.bits, words + lane);
+    }
+    for (size_t w = 0; w < num_words; ++w, words += kLanes) {
+      for (size_t lane = 0; lane < kLanes; ++lane) words[lane] = lanes[lane][w];
     }
   }
 }

@@ -53,6 +53,7 @@ void expect_same_bits(const Case& c, const Array& got, const Array& expected,
 int num_failures();
 
 void test_thread_pool();
+void test_ggml_blocks();
 void test_halves(const Kernels& kernels, Dtype dtype);
 void test_linear(const Kernels& kernels, Dtype dtype);
 void test_quantized(const Kernels& kernels, Dtype dtype);

@@ -8,6 +8,7 @@
 int main() {
   using namespace lora_serve;
   tests::test_thread_pool();
+  tests::test_ggml_blocks();
   const Kernels* paths[kMaxPaths];
   const int count = usable_paths(paths);
   for (int i = 0; i < count; ++i) {

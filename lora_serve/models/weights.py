@@ -44,8 +44,11 @@ class TensorSource(Protocol):
     def is_quantised(self) -> bool:
         """Whether some weights are stored as other than floats."""
 
-    def read(self, name: str) -> Tensor:
-        """A tensor of any float dtype, which the caller may keep and change."""
+    def read(self, name: str, wanted: torch.dtype = torch.float32) -> Tensor:
+        """A tensor of any float dtype, which the caller may keep and change.
+
+        wanted: as StoredTensors.read has it.
+        """
 
     def read_codes(self, name: str) -> QuantizedWeight | None:
         """A matrix as the codes that it is stored as, where kernels could take them; else None."""
@@ -110,9 +113,9 @@ class Checkpoint:
             return None
         return frozenset({*(each.path for some in ranges for each in some), *self._configs})
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, wanted: torch.dtype = torch.float32) -> Tensor:
         stored, tensor = self._stored[name]
-        read = self._source.read(stored)
+        read = self._source.read(stored, wanted)
         self._note_read(tensor)
         return read
 
@@ -161,7 +164,7 @@ class RandomWeights:
     def is_quantised(self) -> bool:
         return False
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, wanted: torch.dtype = torch.float32) -> Tensor:
         shape = self._shapes[name]
         if name.endswith("norm.weight"):
             return torch.ones(shape, dtype=self._dtype, device=self._pool.device)
@@ -249,7 +252,7 @@ class WeightReader:
         self.digests: dict[str, bytes] = {}  # of the tensors given so far
 
     def take(self, name: str) -> Tensor:
-        tensor = self._source.read(name).to(self.dtype).contiguous()
+        tensor = self._source.read(name, self.dtype).to(self.dtype).contiguous()
         self.digests[name] = _digest(tensor)
         if name.endswith(".bias"):
             self.biases[name] = tensor.float()

@@ -8,6 +8,24 @@ _Part = tuple[int, int, int, int, int, int, float]
 def usable_paths() -> list[str]: ...
 def use_huge_pages(address: int, num_bytes: int, /) -> None: ...
 
+class BlockReader:
+    """type_name: of a GGUF file's blocks. Addresses are of contiguous memory; offsets may be 0."""
+
+    def __init__(self, num_threads: int, /) -> None: ...
+    def unpack(
+        self,
+        type_name: str,
+        blocks: int,
+        num_blocks: int,
+        codes: int,
+        scales: int,
+        offsets: int,
+        /,
+    ) -> None: ...
+    def dequantize(
+        self, type_name: str, blocks: int, num_blocks: int, dtype: int, to: int, /
+    ) -> None: ...
+
 # address, bytes
 _MemoryPart = tuple[int, int]
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from lora_serve.errors import ConfigError
@@ -41,8 +42,11 @@ class StoredTensors(Protocol):
     def tensors(self) -> Mapping[str, StoredTensor]:
         """All of them, by the names under which they are stored. No tensor is read for it."""
 
-    def read(self, name: str) -> Tensor:
-        """A tensor of any float dtype on the CPU, in memory of its own."""
+    def read(self, name: str, wanted: torch.dtype = torch.float32) -> Tensor:
+        """A tensor of any float dtype on the CPU, in memory of its own.
+
+        wanted: what the caller will make of it; floats that are computed may be rounded to it.
+        """
 
     def read_codes(self, name: str) -> QuantizedWeight | None:
         """A matrix as the codes that it is stored as, where `PackCodes` could take them.

@@ -6,7 +6,8 @@
     weight = (d s) q        Q6_K                s: 8 bits, of 16 values
 
 All in float32, where each product is exact, so that only the sums are rounded: what `dequantized`
-gives is to the bit what the format's own library does.
+gives is to the bit what the format's own library does. This is the specification; files are read by
+`lora_serve.ops.cpu.ggml_blocks`, to the same bits.
 
 Source: github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/quants.py
 """
@@ -53,6 +54,7 @@ class BlockType:
 
     apart: Callable[[Bytes], Blocks]
     form: CodeFormat
+    has_offsets: bool
 
     def kept(self, blocks: Bytes) -> Blocks:
         """The blocks with codes in the range that `form` has, if all are in its bits."""
@@ -144,10 +146,15 @@ def _q6_k(blocks: Bytes) -> Blocks:
 
 
 def _block_type(name: str, apart: Callable[[Bytes], Blocks]) -> BlockType:
-    group = 16 if name == "Q6_K" else 32
-    if name.startswith("Q4"):
-        return BlockType(apart, CodeFormat(name, bits=4, group=group, least=-8, most=7))
-    return BlockType(apart, CodeFormat(name, bits=8, group=group, least=-128, most=127))
+    bits = 4 if name.startswith("Q4") else 8
+    form = CodeFormat(
+        name,
+        bits=bits,
+        group=16 if name == "Q6_K" else 32,
+        least=-(2 ** (bits - 1)),
+        most=2 ** (bits - 1) - 1,
+    )
+    return BlockType(apart, form, has_offsets=name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"))
 
 
 BLOCK_TYPES: Mapping[str, BlockType] = MappingProxyType(

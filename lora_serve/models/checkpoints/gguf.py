@@ -1,7 +1,8 @@
 """GGUF: llama.cpp's files, one of which is a model with its tokenizer.
 
-Quantised tensors are dequantised as they are read, exactly as the format defines them, in float32;
-or given as the codes that they are. Both some blocks at a time. Nothing of a file is executed.
+Quantised tensors are dequantised as they are read, exactly as the format defines them, in float32
+before they are rounded; or given as the codes that they are. Both some blocks at a time, in native
+code. Nothing of a file is executed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import os
 import weakref
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +22,14 @@ from lora_serve.errors import ConfigError
 from lora_serve.gguf.header import MAGIC, TensorEntry, read_header
 from lora_serve.gguf.types import TENSOR_TYPES
 from lora_serve.models.checkpoints.base import StoredTensor
-from lora_serve.models.checkpoints.ggml_blocks import BLOCK_TYPES, Bytes
+from lora_serve.models.checkpoints.ggml_blocks import BLOCK_TYPES
 from lora_serve.models.checkpoints.gguf_config import ROPE_TENSORS, config_of
 from lora_serve.models.checkpoints.gguf_families import family_of
 from lora_serve.models.readahead import FileRange
+from lora_serve.ops.cpu.ggml_blocks import DEQUANTIZED, Bytes, NativeBlocks
 from lora_serve.ops.quantization import QuantizedWeight
 
-VALUES_AT_ONCE = 1 << 16  # temporaries stay in a core's cache; 1 << 20 took twice the time
+VALUES_AT_ONCE = 1 << 22  # of 2 to 4 MB, which all threads share
 _FLOATS: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
     "F16": torch.float16,
@@ -99,11 +102,13 @@ class OpenGguf:
             for name, entry in self._entries.items()
         }
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, wanted: torch.dtype = torch.float32) -> Tensor:
         entry = self._entries[name]
         dtype = _FLOATS.get(entry.type_name)
         if dtype is None:
-            tensor = self._dequantized(entry)
+            # Norms, which are no matrices, may be computed with before they are rounded.
+            is_rounded = wanted in DEQUANTIZED and len(entry.shape) > 1
+            tensor = self._dequantized(entry, wanted if is_rounded else torch.float32)
         else:
             tensor = torch.empty(entry.shape, dtype=dtype)
             self._fill(entry.begin, tensor.view(-1).view(torch.uint8).numpy())
@@ -115,40 +120,36 @@ class OpenGguf:
         if block_type is None or len(entry.shape) != 2:
             return None
         form, (rows, width) = block_type.form, entry.shape
-        groups = rows * width // form.group
-        codes = np.empty((groups, form.group), dtype=np.int8)
-        scales, offsets = np.empty(groups, dtype=np.float32), np.zeros(groups, dtype=np.float32)
-        has_offsets, begin = False, 0
-        for blocks in self._blocks(entry):
-            with np.errstate(invalid="ignore", over="ignore"):
-                kept = block_type.kept(blocks)
-            part = slice(begin, begin + kept.scales.size)
-            codes[part] = kept.codes.reshape(-1, form.group)
-            scales[part] = kept.scales.reshape(-1)
-            if kept.offsets is not None:
-                offsets[part], has_offsets = kept.offsets.reshape(-1), True
-            begin = part.stop
-        per_row = (rows, -1)
-        weight = QuantizedWeight(
-            form,
-            torch.from_numpy(codes.reshape(per_row)),
-            torch.from_numpy(scales.reshape(per_row)),
-            torch.from_numpy(offsets.reshape(per_row)) if has_offsets else None,
-        )
+        codes = torch.empty(rows, width, dtype=torch.int8)
+        scales = torch.empty(rows, width // form.group)
+        offsets = torch.empty_like(scales) if block_type.has_offsets else None
+        for begin, blocks in self._blocks(entry):
+            groups = begin // form.group
+            self._native.unpack(
+                entry.type_name,
+                blocks,
+                codes.view(-1)[begin:],
+                scales.view(-1)[groups:],
+                None if offsets is None else offsets.view(-1)[groups:],
+            )
+        weight = QuantizedWeight(form, codes, scales, offsets)
         return weight.with_rows(lambda part: self._family.restored(name, part, *self._heads))
 
-    def _dequantized(self, entry: TensorEntry) -> Tensor:
-        block_type, begin = BLOCK_TYPES[entry.type_name], 0
-        values = np.empty(math.prod(entry.shape), dtype=np.float32)
-        for blocks in self._blocks(entry):
-            with np.errstate(invalid="ignore"):  # a file may hold infinities and NaNs
-                part = block_type.apart(blocks).dequantized().reshape(-1)
-            values[begin : begin + len(part)] = part
-            begin += len(part)
-        return torch.from_numpy(values.reshape(entry.shape))
+    def _dequantized(self, entry: TensorEntry, dtype: torch.dtype) -> Tensor:
+        values = torch.empty(entry.shape, dtype=dtype)
+        for begin, blocks in self._blocks(entry):
+            self._native.dequantize(entry.type_name, blocks, values.view(-1)[begin:])
+        return values
 
-    def _blocks(self, entry: TensorEntry) -> Iterator[Bytes]:
-        """(N, bytes of a block), some at a time, in memory that the next ones overwrite."""
+    @cached_property
+    def _native(self) -> NativeBlocks:
+        return NativeBlocks()
+
+    def _blocks(self, entry: TensorEntry) -> Iterator[tuple[int, Bytes]]:
+        """(N, bytes of a block), some at a time, in memory that the next ones overwrite.
+
+        With each the number of values before them.
+        """
         block = _TYPES[entry.type_name]
         num_blocks = math.prod(entry.shape) // block.values
         at_once = max(1, VALUES_AT_ONCE // block.values)
@@ -156,7 +157,7 @@ class OpenGguf:
         for begin in range(0, num_blocks, at_once):
             blocks = raw[: num_blocks - begin]
             self._fill(entry.begin + begin * block.num_bytes, blocks.reshape(-1))
-            yield blocks
+            yield begin * block.values, blocks
 
     def _fill(self, begin: int, buffer: Bytes) -> None:
         """The file's bytes from `begin` on, as many as there is room for."""

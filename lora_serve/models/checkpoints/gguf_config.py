@@ -163,6 +163,7 @@ def _config(header: GgufHeader, architecture: str, family: GgufFamily) -> dict[s
         "tie_word_embeddings": _HEAD not in header.tensors,
         "torch_dtype": _dtype(header, family),
         family.bias_key: "blk.0.attn_q.bias" in header.tensors,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in header.tensors,  # heeded for Command R alone
         **family.stated,
         **stated(_KEYS),
         **stated(_OPTIONAL_KEYS),

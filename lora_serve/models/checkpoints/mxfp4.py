@@ -76,9 +76,9 @@ class OpenMxfp4:
     def tensors(self) -> Mapping[str, StoredTensor]:
         return self._tensors
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, wanted: torch.dtype = torch.float32) -> Tensor:
         if name not in self._packed:
-            return self._plain.read(name)
+            return self._plain.read(name, wanted)
         blocks, scales = (self._plain.read(f"{name}{part}") for part in (BLOCKS, SCALES))
         weights = torch.empty(self._tensors[name].shape, dtype=torch.bfloat16)
         for expert, of_expert in enumerate(weights):

@@ -135,9 +135,9 @@ class OpenQuantized:
     def tensors(self) -> Mapping[str, StoredTensor]:
         return self._tensors
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, wanted: torch.dtype = torch.float32) -> Tensor:
         if name not in self._parts:
-            return self._plain.read(name)
+            return self._plain.read(name, wanted)
         weight = self._weight(name)
         return weight.dequantized() if isinstance(weight, QuantizedWeight) else weight
 

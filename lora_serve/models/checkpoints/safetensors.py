@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -49,7 +50,7 @@ class OpenSafetensors:
     def tensors(self) -> dict[str, StoredTensor]:
         return {name: self._stored(name) for name in self._files}
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, wanted: torch.dtype = torch.float32) -> Tensor:
         tensor: Tensor = self._files[name].get_tensor(name).clone()  # it is a part of the file
         return tensor
 

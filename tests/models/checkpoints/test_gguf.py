@@ -23,6 +23,7 @@ from lora_serve.models.dense import DenseSpec
 from lora_serve.models.gemma import GemmaSpec
 from lora_serve.models.source import load_spec, model_path
 from lora_serve.models.weights import open_weights
+from lora_serve.ops.cpu.ggml_blocks import NativeBlocks
 from lora_serve.ops.reference import REFERENCE
 from tests.fakes.bare_model import BareModel, Prompt
 from tests.fakes.gguf_files import all_f32, save_gguf
@@ -30,7 +31,8 @@ from tests.fakes.tiny_models import GEMMA, TINY_MODELS, TinyModel
 
 NAMES = (
     *("llama", "llama-bias-yarn", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite"),
-    *("olmo2", "olmo3", "phi3", "phi4", "glm4", "cohere", "cohere2", "starcoder2"),
+    *("olmo2", "olmo3", "phi3", "phi4", "glm4", "cohere", "cohere-plus", "cohere2"),
+    "starcoder2",
     *("mixtral", "olmoe", "qwen2-moe", "qwen3-moe"),
 )
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -109,6 +111,39 @@ def test_blocks_are_dequantised_to_the_bit_as_by_the_formats_own_package(name: s
         expected = gguf.quants.dequantize(blocks, GgmlType[name])
         found = BLOCK_TYPES[name].apart(blocks).dequantized()
     np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+def test_native_code_takes_blocks_apart_to_the_bits_of_the_specification(name: str) -> None:
+    """But for which NaN a NaN is: random scales are also infinities and NaNs."""
+    (kind,) = (each for each in TENSOR_TYPES.values() if each.name == name)
+    shape, block_type, native = (3000, kind.values), BLOCK_TYPES[name], NativeBlocks()
+    blocks = np.random.default_rng(7).integers(0, 256, (shape[0], kind.num_bytes), np.uint8)
+    with np.errstate(invalid="ignore", over="ignore"):
+        kept, weights = block_type.kept(blocks), block_type.apart(blocks).dequantized()
+    codes, groups = torch.empty(shape, dtype=torch.int8), kind.values // block_type.form.group
+    scales = torch.empty(shape[0], groups)
+    offsets = torch.empty_like(scales) if block_type.has_offsets else None
+    native.unpack(name, blocks, codes, scales, offsets)
+    np.testing.assert_array_equal(codes, kept.codes.reshape(shape))
+    np.testing.assert_array_equal(scales, kept.scales.reshape(scales.shape))
+    assert (kept.offsets is None) == (offsets is None)
+    if offsets is not None and kept.offsets is not None:
+        np.testing.assert_array_equal(offsets, kept.offsets.reshape(scales.shape))
+    for dtype, bits in ((torch.float32, torch.int32), (torch.bfloat16, torch.int16)):
+        values, expected = torch.empty(shape, dtype=dtype), torch.from_numpy(weights).to(dtype)
+        native.dequantize(name, blocks, values)
+        is_nan = expected.isnan()
+        assert torch.equal(values.isnan(), is_nan)
+        assert torch.equal(values.view(bits)[~is_nan], expected.view(bits)[~is_nan])
+
+
+def test_blocks_that_native_code_does_not_know_are_refused() -> None:
+    native, blocks = NativeBlocks(), np.zeros((1, 18), np.uint8)
+    with pytest.raises(ValueError, match="no blocks of the type 'Q4_9' are known"):
+        native.dequantize("Q4_9", blocks, torch.empty(32))
+    with pytest.raises(ValueError, match="blocks become float32 or bfloat16"):
+        native.dequantize("Q4_0", blocks, torch.empty(32, dtype=torch.float16))
 
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)
