@@ -9,7 +9,7 @@
 #include "kernels.h"
 #include "left_rows.h"
 #include "packing.h"
-#include "tiles.h"
+#include "tile_blocks.h"
 
 namespace lora_serve::LORA_SERVE_PATH {
 
@@ -46,6 +46,59 @@ static void finish_linear(const LinearCall& call, size_t row, size_t panel, cons
   }
 }
 
+#ifdef __AMX_BF16__
+
+// What becomes of the sums of tile_blocks.h.
+template <class T>
+struct FinishLinear {
+  const LinearCall& call;
+
+  // Asks for the rows of y that a block will write to: nothing else has read them before.
+  void prepare(size_t row, size_t panel) const {
+    const T* y = static_cast<const T*>(call.y) + row * call.out_features + panel * kLanes;
+    for (size_t r = 0; r < kRowsOfBlock; ++r) __builtin_prefetch(y + r * call.out_features, 1);
+  }
+
+  void panel(size_t row, size_t panel, const float* sums) const {
+    finish_linear<T>(call, row, panel, sums);
+  }
+
+  void block(size_t row, size_t panel, const float* sums) const {
+    const size_t column = panel * kLanes, width = call.out_features;
+    if (column + kSumsOfRow > width) {
+      for (size_t i = 0; i < kPair * kRowsOfBlock; ++i) {
+        finish_linear<T>(call, row + i / kPair, panel + i % kPair, sums + i * kLanes);
+      }
+      return;
+    }
+    T* y = static_cast<T*>(call.y) + row * width + column;
+    const T* bias = static_cast<const T*>(call.bias);
+    const bool has_bias = bias != nullptr;
+    const F32x16 left = has_bias ? load(bias + column) : zero();
+    const F32x16 right = has_bias ? load(bias + column + kLanes) : zero();
+    for (size_t r = 0; r < kRowsOfBlock; ++r, y += width, sums += kSumsOfRow) {
+      const F32x16 first = load(sums), second = load(sums + kLanes);
+      store(y, has_bias ? add(first, left) : first);
+      store(y + kLanes, has_bias ? add(second, right) : second);
+    }
+  }
+};
+
+template <class T>
+static void linear_in_blocks(const LinearCall& call, const PanelProduct<Bfloat16Tiles>& product,
+                             Team team, Workers& workers) {
+  const BlockTasks tasks(call.rows, product.num_panels, product.num_words, team);
+  const size_t floats = tasks.waiting_sums();
+  const size_t bytes = static_cast<size_t>(team.num_threads) * floats * sizeof(float);
+  float* waiting = floats == 0 ? nullptr : static_cast<float*>(workers.scratch.take(bytes));
+  for_each_task(team, tasks.count(), [&](size_t task, int thread) {
+    float* own = floats == 0 ? nullptr : waiting + static_cast<size_t>(thread) * floats;
+    product_of_task(product, tasks, task, own, FinishLinear<T>{call});
+  });
+}
+
+#endif
+
 template <class T>
 static void linear_of(const LinearCall& call, Workers& workers) {
   using Dot = typename DotFor<T>::Type;
@@ -54,11 +107,19 @@ static void linear_of(const LinearCall& call, Workers& workers) {
   const size_t row_blocks = ceil_div(call.rows, kMaxRows);
   const Team team = workers.team(panels * words * kLanes * 4 * row_blocks >= kParallelBytes);
 
-  void* memory = workers.scratch.take(left_bytes<Dot, T>(call.rows, call.in_features));
+  const size_t left_size = left_bytes<Dot, T>(call.rows, call.in_features);
+  void* memory = workers.scratch.take(left_size);
   const LeftRows<Dot> left =
       left_rows<Dot>(static_cast<const T*>(call.x), call.rows, call.in_features, memory, team);
 
   const PanelProduct<Dot> product{left.data, left.stride, call.weight, panels, words};
+
+#ifdef __AMX_BF16__
+  if constexpr (kInTiles<Dot>) {
+    const bool has_blocks = left_size == 0 && has_tile_blocks(call.rows, words);
+    if (has_blocks) return linear_in_blocks<T>(call, product, team, workers);
+  }
+#endif
 
   const size_t chunk = rows_per_chunk<Dot>(left.stride);
   const size_t num_chunks = ceil_div(call.rows, chunk);

@@ -11,7 +11,8 @@ struct Shape {
 
 constexpr Shape kShapes[] = {{1, 1, 1},     {1, 16, 16},   {2, 7, 5},    {3, 64, 33},
                              {13, 33, 100}, {12, 896, 17}, {25, 50, 64}, {150, 96, 40},
-                             {40, 257, 96}, {6, 4864, 48}};
+                             {40, 257, 96}, {6, 4864, 48}, {70, 64, 40},
+                             {33, 1312, 40}};
 
 WordBuffer packed(const Array& weight, const Shape& shape, Workers& workers) {
   WordBuffer words = allocate_words(

@@ -84,6 +84,14 @@ def test_segments_of_a_long_row_change_nothing(ops: Ops) -> None:
     assert torch.equal(y, torch.from_numpy(in_tiles(x, weight)).to(BF16))
 
 
+def test_blocks_of_many_rows_change_nothing(ops: Ops) -> None:
+    """Chunks, segments, left-over rows and a panel without a partner; with a bias, too."""
+    x, weight = that_cancel(555, 1312)
+    bias = normal(70, dtype=BF16, seed=2)
+    y = ops.linears.linear(x, ops.linears.pack_linear(weight, bias))
+    assert torch.equal(y, torch.from_numpy(in_tiles(x, weight) + bias.float().numpy()).to(BF16))
+
+
 def test_another_order_is_noticed() -> None:
     """The mutants: one chain through all elements, and steps of 16 from the beginning."""
     x, weight = that_cancel(4, 131)
