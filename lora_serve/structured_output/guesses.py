@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -19,6 +20,8 @@ from lora_serve.structured_output.backend import Matcher
 from lora_serve.structured_output.outlook import Outlooks
 from lora_serve.structured_output.service import MaskReply
 from lora_serve.structured_outputs import Guess, MaskedDrafts, allows
+
+_FIRST_REST = 4  # guesses
 
 
 class FollowedGuess:
@@ -98,6 +101,19 @@ class FollowedGuess:
         return None if self._outlooks.ends(guessed) else guessed
 
 
+@dataclass(slots=True)
+class _Rest:
+    """How many of an answer's guesses are not followed, since a token took all the time."""
+
+    num_left: int = 0
+    num_next: int = _FIRST_REST
+
+    def begin(self) -> None:
+        """Each one is twice as long: a grammar's first masks take longer than others."""
+        self.num_left = self.num_next
+        self.num_next *= 2
+
+
 class GuessQueue:
     """Guesses that are followed in turn, a token each, while nothing else is asked for.
 
@@ -108,7 +124,7 @@ class GuessQueue:
         self._at_work = at_work
         self._waiting: deque[FollowedGuess] = deque()
         self._since = 0.0
-        self._too_slow: set[str] = set()  # answers that are not guessed for any more
+        self._rests: dict[str, _Rest] = {}  # of answers that had slow tokens
 
     @property
     def waited_seconds(self) -> float:
@@ -117,7 +133,9 @@ class GuessQueue:
 
     def put(self, guess: FollowedGuess) -> bool:
         """Have a guess followed, which then replies; False if it is not to be."""
-        if guess.reply.request_id in self._too_slow:
+        rest = self._rests.get(guess.reply.request_id)
+        if rest is not None and rest.num_left > 0:
+            rest.num_left -= 1
             return False
         if not self._waiting:
             self._since = time.monotonic()
@@ -143,15 +161,15 @@ class GuessQueue:
         return replies
 
     def close(self, request_id: str) -> None:
-        self._too_slow.discard(request_id)
+        self._rests.pop(request_id, None)
 
     def _go_on(self, guess: FollowedGuess, seconds: float) -> bool:
-        """Follow one token. An answer one of whose tokens takes all the time gets no more."""
+        """Follow one token. Behind one that takes all the time no more of the answer is guessed."""
         request_id, start = guess.reply.request_id, time.thread_time()
         self._at_work.note(request_id)
         goes_on = guess.go_on()
         self._at_work.note("")
         if time.thread_time() - start > seconds:
-            self._too_slow.add(request_id)
+            self._rests.setdefault(request_id, _Rest()).begin()
             return False
         return goes_on
