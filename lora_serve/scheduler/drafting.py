@@ -57,7 +57,7 @@ class Drafting:
         costs: RowCosts | None = None,
     ) -> None:
         self._most = config.speculative_num_speculative_tokens
-        self._max_rows = config.speculative_max_step_rows
+        self._max_rows = config.max_draft_rows
         self._max_drafters = config.max_drafters
         self._drafter = drafter
         self._draft_model = drafter if isinstance(drafter, DraftModelDrafter) else None

@@ -1,8 +1,8 @@
-"""How many drafts a request's next step verifies, by how many were accepted lately.
+"""How many drafts a request's next step may verify, by how many were accepted lately.
 
-A row that verifies a draft costs time, whether or not the draft is right. So all right drafts
-double the number, a wrong one brings it down to what was right, and where none is right the request
-drafts nothing for a while, each time for twice as long.
+A row that verifies a draft costs time, whether or not the draft is right. So where none is right
+the request drafts half as many, and after the second time in a row nothing for a while, each time
+for twice as long. A right one lets it draft as many as it may.
 
 How likely a draft is right is what lately was, later drafts counting for more.
 """
@@ -43,13 +43,10 @@ class DraftPace:
         self.acceptance = 1 - (1 - self.acceptance) * (1 - _WEIGHT) ** num_accepted
         if num_accepted < num_drafts:
             self.acceptance *= 1 - _WEIGHT
-        if num_accepted == num_drafts:
-            self._wanted = min(self._most, max(self._wanted, 2 * num_drafts))
-            self._num_failures = 0
-        elif num_accepted:
-            self._wanted = min(self._most, num_accepted + 1)
-            self._num_failures = 0
+        if num_accepted:
+            self._wanted, self._num_failures = self._most, 0
         else:
             self._wanted = max(1, self._wanted // 2)
+            num_skipped = min(2**self._num_failures - 1, _MOST_SKIPPED)
             self._num_failures += 1
-            self._rests_until = num_output_tokens + min(2**self._num_failures, _MOST_SKIPPED)
+            self._rests_until = num_output_tokens + num_skipped

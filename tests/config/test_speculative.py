@@ -56,6 +56,8 @@ def test_speculation_can_be_left_to_the_server_or_switched_off() -> None:
 def test_rows_may_be_set_for_the_tokens_that_grammars_force_alone() -> None:
     few = SpeculativeConfig(speculative_config={"max_step_rows": 4})
     assert (few.is_enabled, few.max_draft_rows, few.max_drafts) == (False, 4, 3)
+    suffix = SpeculativeConfig(speculation="auto")
+    assert (SpeculativeConfig().max_draft_rows, suffix.max_draft_rows) == (16, 64)
 
 
 @pytest.mark.parametrize(

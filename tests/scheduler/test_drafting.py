@@ -29,6 +29,7 @@ def engine(max_step_rows: int = 16, **settings: Any) -> OracleEngine:
     """Drafts past answers. max_step_rows: as of SpeculativeConfig."""
     speculative = SpeculativeConfig(
         speculative_method="suffix",
+        speculative_num_speculative_tokens=8,
         speculative_max_step_rows=max_step_rows,
         speculative_suffix_decoding_max_spec_factor=8.0,
     )

@@ -99,14 +99,14 @@ def test_what_drafts_is_told_if_anything_does() -> None:
     assert "drafts" not in start_summary(ENGINE, ServerConfig(), READY)
     drafting = replace(ENGINE, speculative=SpeculativeConfig(speculation="auto"))
     assert start_summary(drafting, ServerConfig(), READY)["drafts"] == (
-        "by suffix, up to 8 tokens of a request; a step with drafts has at most 16 rows"
+        "by suffix, up to 16 tokens of a request; a step with drafts has at most 64 rows"
     )
     speculative = SpeculativeConfig(speculative_model="/m", speculative_quantization="int4")
     info = DraftModelInfo(100, 16, 1, 2048, 2**20, "Tiny", 10**6, "bfloat16", "safetensors")
     drafting = replace(ENGINE, speculative=speculative)
     ready = structs.replace(READY, draft_model=info)
     assert start_summary(drafting, ServerConfig(), ready)["drafts"] == (
-        "by draft_model, up to 8 tokens of a request; a step with drafts has at most 16 rows; /m: "
+        "by draft_model, up to 16 tokens of a request; a step with drafts has at most 64 rows; /m: "
         "Tiny, 1.0 M parameters, bfloat16 from safetensors, linear layers in int4, with 1.0 MiB "
         "of KV for 1,600 tokens"
     )
