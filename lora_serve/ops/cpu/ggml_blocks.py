@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lora_serve.ops._cpu import BlockReader
 from lora_serve.ops.cpu.dtypes import dtype_code
 from lora_serve.ops.cpu.threads import default_num_threads
 
@@ -27,6 +26,9 @@ class NativeBlocks:
     """
 
     def __init__(self) -> None:
+        # Not above: every start imports this module, and only files with blocks need the kernels.
+        from lora_serve.ops._cpu import BlockReader
+
         self._native = BlockReader(default_num_threads())
 
     def unpack(
