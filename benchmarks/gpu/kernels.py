@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.timing import Stopwatch
 from benchmarks.speed.kernels.work import Work
 from lora_serve.ops.contract import LoRAPart, Ops
+from lora_serve.ops.quantization import INT4, INT8
 
 BLOCK_SIZE = 16
 RANK = 16
@@ -56,19 +58,13 @@ class Works:
 
     def all(self, decode_rows: tuple[int, ...], prefill_rows: int) -> Iterator[Work]:
         yield from self.linear((*decode_rows, prefill_rows))
+        yield from self.quantized_linear((*decode_rows, prefill_rows))
         yield from self.lora(decode_rows, prefill_rows)
         yield from self.attention(decode_rows, prefill_rows)
         yield from self.rowwise((decode_rows[-1], prefill_rows))
 
     def linear(self, rows: tuple[int, ...]) -> Iterator[Work]:
-        shape = self._shape
-        hidden, inner = shape.hidden_size, shape.intermediate_size
-        layers = {
-            "q k v": (self._qkv_size, hidden),
-            "gate up": (2 * inner, hidden),
-            "down": (hidden, inner),
-        }
-        for name, (outputs, inputs) in layers.items():
+        for name, (outputs, inputs) in self._layers.items():
             packed = self._ops.linears.pack_linear(self._random(outputs, inputs), None)
             for count in rows:
                 x = self._random(count, inputs)
@@ -78,6 +74,23 @@ class Works:
                         partial(ops.linears.linear, x, packed),
                         2.0 * count * outputs * inputs,
                         self._bytes(outputs * inputs + count * (inputs + outputs)),
+                    )
+
+    def quantized_linear(self, rows: tuple[int, ...]) -> Iterator[Work]:
+        """Codes as `--quantization` finds them, with activations as they are and in 8 bits."""
+        assert self._ops.pack_quantized is not None
+        for (name, (outputs, inputs)), form in product(self._layers.items(), (INT8, INT4)):
+            weight_bytes = outputs * inputs * (form.bits + 16 / form.group) / 8
+            for how, quantize_activations in (("", False), (", activations in 8 bits", True)):
+                packed = self._ops.pack_quantized(
+                    self._random(outputs, inputs), form, None, quantize_activations
+                )
+                for count in rows:
+                    yield Work(
+                        f"{form.name} linear {name}, {count} rows{how}",
+                        partial(self._ops.linears.linear, self._random(count, inputs), packed),
+                        2.0 * count * outputs * inputs,
+                        weight_bytes + self._bytes(count * (inputs + outputs)),
                     )
 
     def lora(self, decode_rows: tuple[int, ...], prefill_rows: int) -> Iterator[Work]:
@@ -180,6 +193,16 @@ class Works:
             for start in (0, inner)
         ]
         return self._ops.adapters.pack_adapter([parts])
+
+    @property
+    def _layers(self) -> dict[str, tuple[int, int]]:
+        """Outputs and inputs of linear layers."""
+        hidden, inner = self._shape.hidden_size, self._shape.intermediate_size
+        return {
+            "q k v": (self._qkv_size, hidden),
+            "gate up": (2 * inner, hidden),
+            "down": (hidden, inner),
+        }
 
     @property
     def _qkv_size(self) -> int:
