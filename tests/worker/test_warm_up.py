@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -30,7 +31,7 @@ from tests.fakes.tiny_models import VOCAB_SIZE
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from lora_serve.ops.triton import lora
+from lora_serve.ops.triton import codes, lora
 from lora_serve.ops.triton.backend import TritonKernels
 from lora_serve.ops.triton.launch import H200, Launch
 
@@ -43,7 +44,7 @@ RANKS = (1, 4, 13, 64)
 class WatchedWorker:
     """compiled: what its launches so far were variants of."""
 
-    def __init__(self, model: Path, **settings: bool) -> None:
+    def __init__(self, model: Path, **settings: Any) -> None:
         self.compiled: set[tuple[object, ...]] = set()
         self.largest: list[StepLimits] = []
         self.steps = 0
@@ -163,4 +164,18 @@ def test_no_step_needs_a_kernel_that_is_not_compiled_when_serving_begins(
         served.run(any_step(served.adapters, rng))
     for adapter in served.adapters:
         served.run([any_chunk(0, MAX_MODEL_LEN, adapter, rng)])
+    assert served.compiled == compiled
+
+
+def test_no_step_over_codes_needs_a_kernel_that_is_not_compiled(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any number of rows: spans apart are folded by a kernel that few rows alone need."""
+    monkeypatch.setattr(codes, "SPAN", 32)
+    served = WatchedWorker(model, enforce_eager=True, quantization="int4")
+    compiled = set(served.compiled)
+    assert {"quantized_linear_kernel", "fold_kernel"} <= {variant[0] for variant in compiled}
+    rng = random.Random(1)
+    for _ in range(30):
+        served.run(any_step(served.adapters, rng))
     assert served.compiled == compiled
