@@ -64,7 +64,7 @@ class MaskedDrafts(msgspec.Struct, frozen=True):
         return self.bitmasks[num_tokens - 1] or bitmask_of_one(self.token_ids[num_tokens])
 
     def narrowed(self, bitmasks: Sequence[bytes]) -> MaskedDrafts | None:
-        """As many of them as there are masks, which may follow them instead; None for none."""
+        """Keep as many as there are masks, which say what may follow; None for none."""
         if not bitmasks:
             return None
         inner = zip(self.bitmasks, bitmasks[:-1], strict=False)
