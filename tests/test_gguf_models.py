@@ -19,6 +19,7 @@ from lora_serve.models.source import load_spec
 from lora_serve.models.weights import open_weights
 from lora_serve.outputs import CompletionOutput
 from lora_serve.sampling_params import SamplingParams
+from lora_serve.text.tokenizer import Tokenizer
 from tests.fakes.gguf_files import save_gguf
 
 PROMPTS = ["hello", "The quick brown fox", "a b c d e f g"]
@@ -98,6 +99,17 @@ def test_a_chat_is_written_by_the_files_own_template(file: Path) -> None:
     assert llm.tokenizer.decode(output.prompt_token_ids) == "user: hi\nassistant: "
     assert llm.model_info.weights == "GGUF (F32, Q8_0), codes kept of Q8_0"
     llm.close()
+
+
+def test_another_tokenizer_stands_in_for_one_that_cannot_be_used(
+    file: Path, model_path: Path, tmp_path: Path
+) -> None:
+    silent = tmp_path / "m.gguf"
+    silent.write_bytes(file.read_bytes().replace(b"tokenizer.ggml.model", b"tokenizer.ggml.other"))
+    with pytest.raises(ConfigError, match="its kind is 'none'; known are"):
+        Tokenizer(str(silent))
+    others, own = Tokenizer(str(model_path), model=str(silent)), Tokenizer(str(model_path))
+    assert others.eos_token_ids == own.eos_token_ids
 
 
 def test_a_file_is_refused_for_its_model_and_its_tokenizer_at_once(tmp_path: Path) -> None:

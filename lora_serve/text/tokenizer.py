@@ -54,7 +54,8 @@ class Tokenizer:
         self._backend = self._hf.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        generation, config = _model_settings(model or source, revision)
+        is_other = model is not None and model != source
+        generation, config = _model_settings(model or source, revision, is_other)
         forget_header()
         own = {"eos_token_id": self._hf.eos_token_id}
         self.eos_token_ids = tuple(end_token_ids((own, generation, config)))
@@ -237,12 +238,21 @@ class Tokenizer:
 
 
 def _model_settings(
-    source: str, revision: str | None
+    source: str, revision: str | None, is_other: bool
 ) -> tuple[dict[str, object], dict[str, object]]:
-    """What the model's generation_config.json says, and its config.json."""
+    """What the model's generation_config.json says, and its config.json.
+
+    is_other: whether the tokenizer is another's. Then a GGUF file's may be one that cannot be used,
+    and says nothing.
+    """
     file = gguf_file(source, revision)
     if file is not None:
-        return {"eos_token_id": GgufVocabulary(file).end_token_ids()}, {}
+        try:
+            return {"eos_token_id": GgufVocabulary(file).end_token_ids()}, {}
+        except ConfigError:
+            if not is_other:
+                raise
+            return {}, {}
     generation = read_model_json(source, revision, "generation_config.json")
     return generation, read_model_json(source, revision, "config.json")
 
