@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: help always install check lock audit redis-server chromium demo docs test sanitize gpu-python gpu-wheels test-gpu test-gpu-kernels \
-  test-gpu-servers bench-gpu lint format bench-peers clean
+  test-gpu-ranks test-gpu-servers bench-gpu lint format bench-peers clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -143,6 +143,9 @@ GPU_PYTEST = $(RUN_GPU) -m pytest -vv --session-timeout=$(GPU_SECONDS)
 test-gpu-kernels: gpu-python
 	$(GPU_PYTEST) -m gpu tests/gpu/test_device.py
 	$(GPU_PYTEST) -m gpu --ignore tests/gpu/test_device.py -n $(GPU_JOBS) --dist loadfile
+
+test-gpu-ranks: gpu-python  ## on a machine with two or four
+	$(GPU_PYTEST) -m gpu tests/gpu/test_ranks.py
 
 test-gpu-servers: gpu-python
 	$(GPU_PYTEST) -m 'not slow' -n $(GPU_JOBS) --dist loadfile tests/e2e --server-flags '$(GPU_FLAGS)'

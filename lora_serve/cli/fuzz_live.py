@@ -151,7 +151,7 @@ def _command(args: argparse.Namespace, path: Path) -> str:
 
 
 def possible_ranks(config: EngineConfig, reduce: str = GATHER) -> tuple[int, ...]:
-    """Among how many ranks this machine's cores can run the model; without ranks, 1."""
+    """Among how many ranks this machine's cores, or GPUs, can run the model; 1 without ranks."""
 
     def of_size(size: int) -> EngineConfig:
         parallel = ParallelConfig(tensor_parallel_size=size, tensor_parallel_reduce=reduce)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lora_serve.config.setting import require_at_least, require_choices, setting
 
-GATHERS = ("auto", "shared_memory", "gloo")
+GATHERS = ("auto", "shared_memory", "gloo", "nccl")
 NUM_SEGMENTS = 8  # of --tensor-parallel-reduce segments: part of the numerics
 GATHER, SEGMENTS, ALL_REDUCE = "gather", "segments", "all-reduce"
 
@@ -16,14 +16,14 @@ class ParallelConfig:
     """How many ranks a model is divided among, and how they gather."""
 
     tensor_parallel_size: int = setting(
-        "Processes that the model is divided among, each with its own memory and cores; answers "
-        "are the same bits at any number.",
+        "Processes that the model is divided among, each with its own memory and cores, or a GPU; "
+        "answers are the same bits at any number.",
         1,
         aliases=("-tp",),
     )
     tensor_parallel_backend: str = setting(
-        "How these gather their parts: through shared memory, or gloo (torch.distributed); auto "
-        "takes shared memory on x86-64 and else gloo.",
+        "How these gather their parts: through shared memory, or gloo (torch.distributed); between "
+        "GPUs by NCCL alone. auto takes shared memory on x86-64 and else gloo.",
         "auto",
         choices=GATHERS,
     )

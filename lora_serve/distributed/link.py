@@ -42,6 +42,14 @@ class Link:
         (size,) = _HEAD.unpack(self._receive_all(_HEAD.size, deadline))
         return self._receive_all(size, deadline)
 
+    def has_message(self, seconds: float) -> bool:
+        """Whether one has come, or the other end was closed, within so many seconds.
+
+        Raises:
+            RankLostError: this end is closed.
+        """
+        return bool(self._poll(select.POLLIN).poll(seconds * 1000))
+
     def close(self) -> None:
         self._end.close()
 
@@ -71,9 +79,16 @@ class Link:
             rest = rest[count:]
         return message
 
-    def _wait(self, events: int, deadline: float | None) -> None:
+    def _poll(self, events: int) -> select.poll:
         poll = select.poll()
-        poll.register(self._end, events)
+        try:
+            poll.register(self._end, events)
+        except ValueError as error:  # another thread has closed this end
+            raise RankLostError(f"the link to {self._other} is closed") from error
+        return poll
+
+    def _wait(self, events: int, deadline: float | None) -> None:
+        poll = self._poll(events)
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not poll.poll(None if left is None else left * 1000):
             raise RankLostError(f"{self._other} hangs: it does not answer in time")

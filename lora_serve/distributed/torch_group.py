@@ -1,7 +1,6 @@
 """Ranks that gather through torch.distributed: gloo between processes, NCCL between GPUs.
 
-NCCL has not been tried yet. No process group of torch's own is made the default one: two engines
-fit in one process.
+No process group of torch's own is made the default one: two engines fit in one process.
 """
 
 from __future__ import annotations
@@ -18,40 +17,54 @@ from torch._C import _distributed_c10d as c10d
 from lora_serve.distributed.group import own_columns
 from lora_serve.errors import RankLostError
 
+Open = Callable[[c10d.Store, int, int, timedelta], c10d.Backend]
+
+
+def open_gloo(store: c10d.Store, rank: int, world_size: int, limit: timedelta) -> c10d.Backend:
+    options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = limit
+    # On the loopback address: no other machine has a rank.
+    options._devices = [c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    return c10d.ProcessGroupGloo(store, rank, world_size, options)
+
 
 class TorchGroup:
     """One rank's `Group`, by which bytes are gathered, whatever numbers they are."""
 
     def __init__(
-        self, rank: int, world_size: int, meeting: Path, seconds: float, backend: str = "gloo"
+        self,
+        rank: int,
+        world_size: int,
+        meeting: Path,
+        seconds: float,
+        open_backend: Open = open_gloo,
     ) -> None:
-        """meeting: a file that all ranks see, in a directory that exists; it is not there yet.
-
-        backend: "gloo", or "nccl" for tensors on GPUs.
-        """
+        """meeting: a file that all ranks see, in a directory that exists; it is not there yet."""
         self.rank = rank
         self.world_size = world_size
         self._seconds = seconds
         limit = timedelta(seconds=seconds)
         store = c10d.FileStore(str(meeting), world_size)
         store.set_timeout(limit)
-        self._group: Any = _opened(backend, store, rank, world_size, limit)
+        self._backend: Any = open_backend(store, rank, world_size, limit)
 
     def gather(
         self, part: Tensor, widths: Sequence[int], whole: Tensor, seconds: float | None = None
     ) -> None:
         """Do what `Group` says."""
-        sizes = [width * part.itemsize for width in widths]
-        longest = max(sizes)
-        own = torch.zeros(len(part), longest, dtype=torch.uint8, device=part.device)
-        own[:, : sizes[self.rank]] = part.view(torch.uint8)
-        parts = [torch.empty_like(own) for _ in sizes]
-        limit = self._limit(seconds)
-        self._wait(lambda: self._group.allgather([parts], [own]), limit)
-        result, begin = whole.view(torch.uint8), 0
-        for other, size in zip(parts, sizes, strict=True):
-            result[:, begin : begin + size] = other[:, :size]
-            begin += size
+        num_rows, longest = len(part), max(widths)
+        own = part
+        if part.shape[1] < longest:
+            own = part.new_empty(num_rows, longest)
+            own[:, : part.shape[1]] = part
+        # Where a row's parts are as long as each other, one row is whole as it comes.
+        is_whole = num_rows == 1 and sum(widths) == longest * self.world_size
+        parts = whole if is_whole else part.new_empty(self.world_size, num_rows, longest)
+        self._all_gather(_bytes(parts), _bytes(own), seconds)
+        if not is_whole:
+            columns = whole.split(list(widths), dim=1)
+            for into, other, width in zip(columns, parts, widths, strict=True):
+                into.copy_(other[:, :width])
 
     def all_to_all(
         self,
@@ -61,37 +74,48 @@ class TorchGroup:
         seconds: float | None = None,
     ) -> None:
         """Do what `Group` says."""
-        sent = [own_columns(rows, share).reshape(-1).view(torch.uint8) for share in shares]
-        taken = parts.view(-1).view(torch.uint8)
+        sent = [_bytes(own_columns(rows, share).contiguous()) for share in shares]
+        taken = _bytes(parts)
         sizes = [len(taken) // len(shares)] * len(shares)
-        message, limit = torch.cat(sent), self._limit(seconds)
-        self._wait(
-            lambda: self._group.alltoall_base(taken, message, sizes, list(map(len, sent))), limit
-        )
+        self._exchange(taken, torch.cat(sent), sizes, list(map(len, sent)), seconds)
 
     def close(self) -> None:
         """Do what `Group` says."""
-        del self._group
+        del self._backend
 
-    def _limit(self, seconds: float | None) -> timedelta:
-        return timedelta(seconds=self._seconds if seconds is None else seconds)
+    def _await(self, work: Any, limit: timedelta) -> None:
+        """Wait for what a backend has begun; RuntimeError if it fails or takes too long."""
+        work.wait(limit)
 
-    def _wait(self, begin: Callable[[], Any], limit: timedelta) -> None:
+    def _all_gather(self, taken: Tensor, own: Tensor, seconds: float | None) -> None:
+        """Bytes (world_size * n) of all ranks, of n that each gives."""
+        if not len(own):
+            return  # of no rank
+        options = c10d.AllgatherOptions()
+        options.asyncOp = False  # NCCL's is then work of the stream that kernels run on
+        self._done(lambda: self._backend._allgather_base(taken, own, options), seconds)
+
+    def _exchange(
+        self,
+        taken: Tensor,
+        sent: Tensor,
+        taken_sizes: Sequence[int],
+        sent_sizes: Sequence[int],
+        seconds: float | None,
+    ) -> None:
+        options = c10d.AllToAllOptions()
+        options.asyncOp = False
+        sizes = (taken_sizes, sent_sizes)
+        self._done(lambda: self._backend.alltoall_base(taken, sent, *sizes, options), seconds)
+
+    def _done(self, begin: Callable[[], Any], seconds: float | None) -> None:
         try:
-            begin().wait(limit)
+            limit = self._seconds if seconds is None else seconds
+            self._await(begin(), timedelta(seconds=limit))
         except RuntimeError as error:
             raise RankLostError(f"rank {self.rank} waits in vain for others: {error}") from error
 
 
-def _opened(
-    backend: str, store: c10d.FileStore, rank: int, world_size: int, limit: timedelta
-) -> c10d.Backend:
-    if backend == "nccl":
-        options = c10d.ProcessGroupNCCL.Options()
-        options._timeout = limit
-        return c10d.ProcessGroupNCCL(store, rank, world_size, options)
-    gloo = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    gloo._timeout = limit
-    # On the loopback address: no other machine has a rank.
-    gloo._devices = [c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    return c10d.ProcessGroupGloo(store, rank, world_size, gloo)
+def _bytes(values: Tensor) -> Tensor:
+    """A contiguous tensor's memory."""
+    return values.view(-1).view(torch.uint8)

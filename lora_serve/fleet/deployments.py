@@ -221,6 +221,6 @@ def _endings(server: ServerConfig) -> dict[str, Any]:
 def reserved(engine: EngineConfig) -> dict[str, int]:
     """What Ray reserves for a replica; it has no part in what the engine takes."""
     if engine.model.device == "cuda":
-        return {"num_cpus": 1, "num_gpus": 1}
+        return {"num_cpus": 1, "num_gpus": engine.parallel.tensor_parallel_size}
     threads = engine.model.cpu_threads or 1
     return {"num_cpus": threads * engine.parallel.tensor_parallel_size}

@@ -142,6 +142,12 @@ def num_cpus(engine: EngineConfig, fleet: FleetConfig) -> int:
     return max(4, _most_replicas(fleet) * (1 + reserved(engine)["num_cpus"]))
 
 
+def num_cards() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def _most_replicas(fleet: FleetConfig) -> int:
     return fleet.max_replicas or fleet.min_replicas
 
@@ -171,11 +177,16 @@ def _check_ranks(engine: EngineConfig, fleet: FleetConfig) -> None:
             "start a server on each node instead, under numactl"
         )
     replicas, ranks = _most_replicas(fleet), engine.parallel.tensor_parallel_size
-    cores = default_num_threads()
-    if ranks > 1 and replicas * ranks > cores:
+    if ranks == 1:
+        return
+    if engine.model.device == "cuda":  # as Ray reserves them (deployments.reserved)
+        count, places = num_cards(), "GPUs that torch sees"
+    else:
+        count, places = default_num_threads(), "cores that may be used"
+    if replicas * ranks > count:
         raise ConfigError(
             f"{replicas} replicas of --tensor-parallel-size {ranks} are {replicas * ranks} ranks, "
-            f"above the {cores} cores that may be used; lower one of them"
+            f"above the {count} {places}; lower one of them"
         )
 
 

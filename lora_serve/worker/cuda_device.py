@@ -19,13 +19,24 @@ WARM_UP_RUNS = (
 )
 
 
+# Waits until what it is given is true; raises if that may never be.
+WaitUntil = Callable[[Callable[[], bool]], None]
+
+
 class CudaDevice:
-    """The current CUDA device."""
+    """A CUDA device, which becomes the current one of the calling thread.
+
+    index: None for the one that is. wait_until: waits for work that may never end, because ranks
+    meet in it; None where there are none.
+    """
 
     counts_memory = True
     is_asynchronous = True
 
-    def __init__(self) -> None:
+    def __init__(self, index: int | None = None, wait_until: WaitUntil | None = None) -> None:
+        if index is not None:
+            torch.cuda.set_device(index)
+        self._wait_until = wait_until
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self.name = torch.cuda.get_device_name()
         self._loads = torch.cuda.Stream()
@@ -44,7 +55,7 @@ class CudaDevice:
         self._loads.synchronize()
 
     def record_event(self) -> CudaEvent:
-        return CudaEvent()
+        return CudaEvent(self._wait_until)
 
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info()
@@ -72,12 +83,19 @@ class CudaDevice:
 
 
 class CudaEvent:
-    def __init__(self) -> None:
+    def __init__(self, wait_until: WaitUntil | None = None) -> None:
+        self._wait_until = wait_until
         self._event = torch.cuda.Event()
         self._event.record()
 
     def wait(self) -> None:
-        self._event.synchronize()
+        if self._wait_until is None:
+            self._event.synchronize()
+        else:
+            self._wait_until(self._event.query)
+
+    def is_done(self) -> bool:
+        return self._event.query()
 
 
 class CudaGraph:

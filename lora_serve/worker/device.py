@@ -25,6 +25,9 @@ class Event(Protocol):
     def wait(self) -> None:
         """Until all before it is done, so that what it used may be given away."""
 
+    def is_done(self) -> bool:
+        """Whether all before it is done."""
+
 
 class Device(Protocol):
     """Work is ordered: what was asked for first is done first, in the thread that runs steps.
@@ -101,6 +104,9 @@ class Passed:
     def wait(self) -> None:
         return None
 
+    def is_done(self) -> bool:
+        return True
+
 
 class RerunWork:
     """Recorded work where nothing can be recorded: for kernels that are only interpreted."""
@@ -113,20 +119,31 @@ class RerunWork:
         self.output.copy_(self._run())
 
 
-def open_device(setting: str) -> Device:
-    """The device that `--device` names.
+def names_gpu(setting: str) -> bool:
+    """Whether `--device` names a GPU here.
 
     Raises:
-        ConfigError: for a GPU where torch sees none.
+        ConfigError: it does, and torch sees none.
     """
     if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
-        return CpuDevice()
+        return False
     if not torch.cuda.is_available():
         built = torch.version.cuda or "none"
         raise ConfigError(
             f"--device cuda: torch {torch.__version__} sees no GPU (CUDA it was built for: "
             f"{built}); check `nvidia-smi`, install a CUDA build of torch, or use --device cpu"
         )
+    return True
+
+
+def open_device(setting: str) -> Device:
+    """The device that `--device` names.
+
+    Raises:
+        ConfigError: for a GPU where torch sees none.
+    """
+    if not names_gpu(setting):
+        return CpuDevice()
     from lora_serve.worker.cuda_device import CudaDevice
 
     return CudaDevice()

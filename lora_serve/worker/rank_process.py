@@ -36,6 +36,8 @@ from lora_serve.ops.cpu.numa import (
     rank_shares,
     with_threads_of,
 )
+from lora_serve.worker.device import Device, names_gpu
+from lora_serve.worker.rank_cards import NCCL, open_card, open_card_group
 from lora_serve.worker.rank_executor import RankExecutor
 from lora_serve.worker.rank_server import RankLinks, serve_rank
 from lora_serve.worker.worker import Worker
@@ -66,8 +68,7 @@ def start_ranks(config: EngineConfig) -> RankExecutor:
         ranks.start()
         if shares:
             bind_thread(shares[0])  # once the others run, which would inherit it
-        group = _open_group(0, config, ranks.meeting, ranks.check)
-        worker = _worker(config, group, shares[0] if shares else None)
+        worker = _worker(ROOT, config, ranks.meeting, shares[0] if shares else None, ranks.check)
         return RankExecutor(worker, ranks.links, step_seconds(config), ranks.close)
     except BaseException:
         ranks.close()
@@ -81,11 +82,15 @@ def step_seconds(config: EngineConfig) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Meeting:
-    """Where ranks meet: memory that they map, or a file that torch.distributed writes."""
+    """Where ranks meet: memory that they map, or files that torch.distributed writes.
+
+    backend: of what lies on the host. cards: a file for those on GPUs; None where there are none.
+    """
 
     backend: str
     memory: int = -1
     path: Path = field(default_factory=Path)
+    cards: Path | None = None
 
 
 class RankProcesses:
@@ -103,7 +108,8 @@ class RankProcesses:
         memory = -1
         if backend == "shared_memory":
             memory = shared_memory.new_memory(self._world_size)
-        self.meeting = _Meeting(backend, memory, self._directory / "meeting")
+        cards = self._directory / "cards" if names_gpu(config.model.device) else None
+        self.meeting = _Meeting(backend, memory, self._directory / "meeting", cards)
         self.links: list[RankLinks] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lost: RankLostError | None = None
@@ -174,14 +180,15 @@ class RankProcesses:
 
 
 def _backend(config: EngineConfig) -> str:
+    """By which ranks exchange what lies on the host."""
     chosen = config.parallel.tensor_parallel_backend
-    if chosen != "auto":
+    if chosen not in ("auto", NCCL):
         return chosen
     return "shared_memory" if shared_memory.is_supported() else "gloo"
 
 
 def _open_group(
-    rank: int, config: EngineConfig, meeting: _Meeting, check: Callable[[], None] = lambda: None
+    rank: int, config: EngineConfig, meeting: _Meeting, check: Callable[[], None]
 ) -> Group:
     world_size, seconds = config.parallel.tensor_parallel_size, step_seconds(config)
     if meeting.backend == "shared_memory":
@@ -191,16 +198,29 @@ def _open_group(
     return TorchGroup(rank, world_size, meeting.path, seconds)
 
 
-def _worker(config: EngineConfig, group: Group, share: NodeShare | None) -> Worker:
+def _worker(
+    rank: int,
+    config: EngineConfig,
+    meeting: _Meeting,
+    share: NodeShare | None,
+    check: Callable[[], None] = lambda: None,
+) -> Worker:
+    """A rank's worker, which has met the others if they have cards. check: of RankProcesses."""
+    device: Device | None = None
+    group, seconds = _open_group(rank, config, meeting, check), step_seconds(config)
+    if meeting.cards is not None:
+        device = open_card(rank, seconds, check)
+        group = open_card_group(device.torch_device, group, meeting.cards, seconds)
     return Worker(
         config.model,
         config.cache,
         config.lora,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        device=device,
         max_draft_rows=config.speculative.max_draft_rows,
         num_segments=config.parallel.num_segments,
-        draft_model=config.draft_model if group.rank == ROOT else None,
+        draft_model=config.draft_model if rank == ROOT else None,
         group=group,
         node_free_bytes=None if share is None else partial(node_free_bytes, share),
     )
@@ -218,9 +238,8 @@ def main(parent: int, steps: int, calls: int) -> int:
     set_up_logging(config.log, f"rank {rank}")
     if share is not None:
         bind_thread(share)
-    group = _open_group(rank, config, meeting)
     try:
-        serve_rank(_worker(config, group, share), links)
+        serve_rank(_worker(rank, config, meeting, share), links)
     except LoraServeError as error:
         logger.error("rank %d ends: %s", rank, error)
         return _REFUSED

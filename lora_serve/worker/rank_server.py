@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 import queue
 import threading
+from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,6 +27,7 @@ from lora_serve.worker.rank_wire import StepDecoder
 from lora_serve.worker.worker import Worker
 
 SEND_SECONDS = 60.0  # in which the first rank takes KV; it waits for nothing else then
+_LOOK_SECONDS = 0.0002  # between two looks whether a card is done with a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,14 @@ def serve_rank(worker: Worker, links: RankLinks) -> None:
 def _run_steps(
     worker: Worker, steps: Link, saved: queue.SimpleQueue[tuple[bytes, ...] | None]
 ) -> None:
+    """Take on each step when it comes, also while a card is at the one before."""
     decoder = StepDecoder()
+    has_saves: deque[bool] = deque()  # of the steps that are not collected
     while True:
+        while has_saves and _ends_first(worker, steps):
+            records = worker.collect().kv_saves
+            if has_saves.popleft():
+                saved.put(records)
         try:
             message = steps.receive(None)
             step, has_loads = decoder.decode(message)
@@ -74,9 +82,15 @@ def _run_steps(
         except RankLostError:
             return  # the engine has ended
         worker.submit(step)
-        output = worker.collect()
-        if step.kv_saves:
-            saved.put(output.kv_saves)
+        has_saves.append(bool(step.kv_saves))
+
+
+def _ends_first(worker: Worker, steps: Link) -> bool:
+    """Wait until the device is done with the oldest step, or the next one comes."""
+    while not worker.has_ended():
+        if steps.has_message(_LOOK_SECONDS):
+            return False
+    return True
 
 
 def _send_saved(steps: Link, saved: queue.SimpleQueue[tuple[bytes, ...] | None]) -> None:

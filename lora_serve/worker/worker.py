@@ -209,6 +209,10 @@ class Worker:
         end = self._device.record_event()
         self._submitted.append(SubmittedStep(step.step_id, batch, saved, dropped, end))
 
+    def has_ended(self) -> bool:
+        """Whether the device is done with the oldest step that was not collected yet."""
+        return self._submitted[0].end.is_done()
+
     @torch.inference_mode()
     def collect(self) -> ModelRunnerOutput:
         """What came out of the oldest step that was not collected yet; waits for all of it."""

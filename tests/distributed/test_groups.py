@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lora_serve.distributed import shared_memory
 from lora_serve.distributed.agreement import least, require_equal
+from lora_serve.distributed.card_group import CardGroup, StreamGroup
 from lora_serve.distributed.group import ALONE, Group, broadcast, exchange
 from lora_serve.distributed.in_process import in_process_groups
 from lora_serve.distributed.torch_group import TorchGroup
@@ -34,7 +35,18 @@ def in_shared_memory(world_size: int, seconds: float) -> list[Callable[[], Group
     return [lambda rank=rank: make(rank) for rank in range(world_size)]  # type: ignore[misc]
 
 
-@pytest.fixture(params=["threads", "shared_memory", "gloo"])
+def on_streams(world_size: int, directory: Path) -> list[Callable[[], Group]]:
+    """Those of cards, by the calls that NCCL gets, which gloo does for tensors of the CPU."""
+    hosts = in_process_groups(world_size, SECONDS)
+
+    def make(rank: int) -> Group:
+        stream = StreamGroup(rank, world_size, directory / "cards", SECONDS)
+        return CardGroup(stream, hosts[rank], torch.device("cpu"))
+
+    return [lambda rank=rank: make(rank) for rank in range(world_size)]  # type: ignore[misc]
+
+
+@pytest.fixture(params=["threads", "shared_memory", "gloo", "streams"])
 def make_groups(request: pytest.FixtureRequest, tmp_path: Path) -> MakeGroups:
     def make(world_size: int, seconds: float) -> Sequence[Callable[[], Group]]:
         match request.param:
@@ -45,6 +57,8 @@ def make_groups(request: pytest.FixtureRequest, tmp_path: Path) -> MakeGroups:
                 if not shared_memory.is_supported():
                     pytest.skip("this processor does not show writes in their order")
                 return in_shared_memory(world_size, seconds)
+            case "streams":
+                return on_streams(world_size, tmp_path)
             case _:
                 return [
                     lambda rank=rank: TorchGroup(rank, world_size, tmp_path / "meeting", seconds)  # type: ignore[misc]
@@ -148,7 +162,11 @@ def test_the_first_rank_tells_the_others(make_groups: MakeGroups) -> None:
     assert broadcast(ALONE, torch.arange(3)).tolist() == [0, 1, 2]
 
 
-def test_a_rank_that_does_not_come_is_not_waited_for_for_ever(make_groups: MakeGroups) -> None:
+def test_a_rank_that_does_not_come_is_not_waited_for_for_ever(
+    make_groups: MakeGroups, request: pytest.FixtureRequest
+) -> None:
+    if request.node.callspec.params["make_groups"] == "streams":
+        pytest.skip("a stream waits, and whoever waits for its end finds it (test_rank_cards.py)")
     comes_late = threading.Event()
 
     def wait(group: Group) -> str:
@@ -196,3 +214,81 @@ def test_ranks_of_other_weights_are_refused() -> None:
     makers = [lambda group=group: group for group in in_process_groups(3, SECONDS)]  # type: ignore[misc]
     for told in on_all(makers, refusal):
         assert told.startswith("ranks 1 have other weights")
+
+
+def test_what_lies_on_a_card_goes_by_cards_and_the_rest_by_hosts() -> None:
+    """Kinds of devices stand for the two here: one of them holds no values."""
+    met: list[tuple[str, torch.Size]] = []
+
+    class Noted:
+        rank, world_size = 0, 2
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def gather(self, part: Tensor, *_: object) -> None:
+            met.append((self.name, part.shape))
+
+        def all_to_all(self, rows: Tensor, *_: object) -> None:
+            met.append((self.name, rows.shape))
+
+        def close(self) -> None:
+            met.append((self.name, torch.Size()))
+
+    card = torch.device("meta")
+    group = CardGroup(Noted("cards"), Noted("hosts"), card)
+    assert [name for name, _ in met] == ["cards"] * 2, "NCCL has its memory before it is measured"
+    met.clear()
+    for place in (card, torch.device("cpu")):
+        part, whole = torch.empty(2, 3, device=place), torch.empty(2, 6, device=place)
+        group.gather(part, [3, 3], whole)
+        group.all_to_all(whole, [range(3), range(3, 6)], whole.view(2, 2, 3))
+    group.close()
+    assert [name for name, _ in met] == [*["cards"] * 2, *["hosts"] * 2, "cards", "hosts"]
+
+
+def test_a_stream_is_asked_for_an_exchange_and_not_waited_for(tmp_path: Path) -> None:
+    """With a limit it is the host that NCCL has wait; and asynchronous work has another stream."""
+    waited: list[tuple[object, ...]] = []
+
+    class Work:
+        def wait(self, *limit: object) -> None:
+            waited.append(limit)
+
+    class Backend:
+        def _allgather_base(self, taken: Tensor, own: Tensor, options: Any) -> Work:
+            assert taken.dtype == own.dtype == torch.uint8
+            assert (taken.numel(), own.numel()) == (2 * 5 * 3 * 2, 5 * 3 * 2), "the longest part"
+            assert not options.asyncOp
+            return Work()
+
+        def alltoall_base(self, taken: Tensor, sent: Tensor, *how: Any) -> Work:
+            assert how[:2] == ([20, 20], [20, 20])
+            assert not how[2].asyncOp
+            return Work()
+
+        def abort(self) -> None:
+            waited.append(("abort",))
+
+    group = StreamGroup(0, 2, tmp_path / "meeting", SECONDS, lambda *_: Backend())  # type: ignore[arg-type,return-value]
+    rows, dtype = 5, torch.bfloat16
+    group.gather(torch.ones(rows, 2, dtype=dtype), [2, 3], torch.empty(rows, 5, dtype=dtype))
+    both = torch.empty(rows, 4, dtype=dtype)
+    group.all_to_all(both, [range(2), range(2, 4)], both.new_empty(2, rows, 2))
+    group.close()
+    assert waited == [(), (), ("abort",)]
+
+
+def test_parts_in_another_order_would_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant of what cards exchange."""
+    all_gather = StreamGroup._all_gather
+
+    def turned(group: StreamGroup, taken: Tensor, own: Tensor, seconds: float | None) -> None:
+        all_gather(group, taken, own, seconds)
+        taken.copy_(taken.view(group.world_size, -1).roll(1, dims=0).flatten())
+
+    monkeypatch.setattr(StreamGroup, "_all_gather", turned)
+    with pytest.raises(AssertionError):
+        test_parts_stand_side_by_side_in_the_order_of_ranks(
+            lambda size, _: on_streams(size, tmp_path), torch.bfloat16
+        )

@@ -84,6 +84,18 @@ def test_ranks_of_replicas_have_a_core_each(
         local.check_fleet(engine, ServerConfig(), FleetConfig(replicas=2))
 
 
+def test_ranks_of_replicas_on_gpus_have_a_card_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "num_cards", lambda: 3)
+    engine = EngineConfig(
+        model=ModelConfig(device="cuda"), parallel=ParallelConfig(tensor_parallel_size=2)
+    )
+    told = "2 replicas of --tensor-parallel-size 2 are 4 ranks, above the 3 GPUs"
+    with pytest.raises(ConfigError, match=told):
+        local.check_fleet(engine, ServerConfig(), FleetConfig(replicas=2))
+    deployments = pytest.importorskip("lora_serve.fleet.deployments")
+    assert deployments.reserved(engine) == {"num_cpus": 1, "num_gpus": 2}
+
+
 def test_ray_has_the_cpus_that_all_replicas_reserve() -> None:
     """Else it would start none of the last ones, and wait for ever."""
     deployments = pytest.importorskip("lora_serve.fleet.deployments")

@@ -13,8 +13,11 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor
 
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
+from lora_serve.distributed.group import ALONE, Group, own_columns
+from lora_serve.distributed.shares import place_of
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.models.source import load_spec
 from lora_serve.ops.contract import Ops
@@ -22,6 +25,7 @@ from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, ScheduledRequest, SchedulerOutput
 from lora_serve.worker import loaded_model, worker
 from lora_serve.worker.largest_steps import StepLimits, largest_steps
+from lora_serve.worker.rank_shares import adapter_share
 from lora_serve.worker.worker import Worker
 from tests.fakes.asked import scoring
 from tests.fakes.device import CountingDevice
@@ -41,10 +45,31 @@ MAX_LOGPROBS = 9
 RANKS = (1, 4, 13, 64)
 
 
+class MiddleRank:
+    """One of three ranks, for which the others give what it gives itself."""
+
+    rank, world_size = 1, 3
+
+    def gather(
+        self, part: Tensor, widths: Sequence[int], whole: Tensor, seconds: float | None = None
+    ) -> None:
+        for columns in whole.split(list(widths), dim=1):
+            columns.zero_()
+            width = min(columns.shape[1], part.shape[1])
+            columns[:, :width] = part[:, :width]
+
+    def all_to_all(
+        self, rows: Tensor, shares: Sequence[range], parts: Tensor, seconds: float | None = None
+    ) -> None:
+        parts.copy_(own_columns(rows, shares[self.rank]).expand_as(parts))
+
+    def close(self) -> None: ...
+
+
 class WatchedWorker:
     """compiled: what its launches so far were variants of."""
 
-    def __init__(self, model: Path, **settings: Any) -> None:
+    def __init__(self, model: Path, group: Group = ALONE, **settings: Any) -> None:
         self.compiled: set[tuple[object, ...]] = set()
         self.largest: list[StepLimits] = []
         self.steps = 0
@@ -62,18 +87,21 @@ class WatchedWorker:
             max_num_seqs=96,
             max_num_batched_tokens=1024,
             device=CountingDevice(2**40, 0, peaks=[0] * 4),
+            group=group,
         )
         with (
             mock.patch.object(loaded_model, "choose_ops", self._choose_ops),
             mock.patch.object(worker, "largest_steps", self._largest_steps),
         ):
             self.worker.load()
-        spec = load_spec(model)
+        spec, place = load_spec(model), place_of(group)
+        linears, vocabulary = self.worker.linears, self.worker.vocabulary
         self.adapters: list[AdapterRef | NoAdapter] = [BASE_MODEL]
         for rank in RANKS:
             directory = model.parent / f"rank-{rank}"
             checkpoint = read_saved(make_peft("qwen2", rank, r=rank), directory, spec)
-            self.worker.prepare_adapter(checkpoint)
+            share = adapter_share(checkpoint, linears, vocabulary, place)
+            self.worker.prepare_adapter(share)
             self.run((), add=(checkpoint.digest,))
             self.adapters.append(AdapterRef("a", checkpoint.digest))
 
@@ -146,16 +174,24 @@ def any_params(rng: random.Random) -> SamplingParams:
     )
 
 
+@pytest.mark.parametrize("group", [ALONE, MiddleRank()], ids=["alone", "rank"])
 @pytest.mark.parametrize("enforce_eager", [False, True])
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_no_step_needs_a_kernel_that_is_not_compiled_when_serving_begins(
-    model: Path, monkeypatch: pytest.MonkeyPatch, enforce_eager: bool, batch_invariant: bool
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    enforce_eager: bool,
+    batch_invariant: bool,
+    group: Group,
 ) -> None:
     monkeypatch.setattr(lora, "MAX_TILES_APART", 40)  # so that prompts of 1,024 tokens are long,
     monkeypatch.setattr(lora, "IN_SPAN", 16)  # and the model's layers wide
-    served = WatchedWorker(model, enforce_eager=enforce_eager, batch_invariant=batch_invariant)
+    served = WatchedWorker(
+        model, group, enforce_eager=enforce_eager, batch_invariant=batch_invariant
+    )
     compiled = set(served.compiled)
-    assert len({variant[0] for variant in compiled}) == 12 + batch_invariant
+    num_others = 12 if group is ALONE else 7  # the first rank alone draws
+    assert len({variant[0] for variant in compiled}) == num_others + batch_invariant
     (limits,) = served.largest
     assert limits.max_logprobs == MAX_LOGPROBS
     assert (limits.vocab_size, limits.max_model_len) == (VOCAB_SIZE, MAX_MODEL_LEN)

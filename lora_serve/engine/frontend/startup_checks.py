@@ -168,15 +168,22 @@ def _check_ranks(config: EngineConfig) -> None:
         return
     from lora_serve.ops.cpu.numa import AUTO, rank_shares
     from lora_serve.ops.cpu.threads import default_num_threads
-    from lora_serve.worker.device import open_device  # imports torch
+    from lora_serve.worker.device import names_gpu  # imports torch
+    from lora_serve.worker.rank_cards import NCCL, check_cards
 
+    if names_gpu(config.model.device):
+        check_cards(config.parallel)
+        return
     refusals = Refusals()
     flag, cores = f"--tensor-parallel-size {size}", default_num_threads()
-    if open_device(config.model.device).torch_device.type != "cpu":
+    if config.parallel.tensor_parallel_backend == NCCL:
         refusals.note(
-            ConfigError(f"{flag} divides a model among CPU cores alone as yet; add --device cpu")
+            ConfigError(
+                f"--tensor-parallel-backend {NCCL} is between GPUs, and ranks are on the CPU here; "
+                "leave it out, or add --device cuda"
+            )
         )
-    elif size > cores:
+    if size > cores:
         refusals.note(ConfigError(f"{flag} is above the {cores} cores that may be used; lower it"))
     elif config.parallel.cpu_ranks == AUTO:
         with refusals.noted():

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from lora_serve.engine.frontend import startup_checks
 from lora_serve.engine.frontend.startup_checks import check_startup
@@ -72,6 +73,21 @@ def test_more_ranks_than_cores_and_heads_are_refused(model: Path) -> None:
     heads, cores = refusal(model, tensor_parallel_size=10_000).splitlines()
     assert f"--tensor-parallel-size 10000 is above the {default_num_threads()} cores" in cores
     assert "--tensor-parallel-size 10000 is above the model's" in heads
+
+
+def test_more_ranks_than_cards_are_refused_with_both_numbers(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    told = refusal(model, device="cuda", tensor_parallel_size=2)
+    assert told.startswith("--tensor-parallel-size 2 is above the 1 GPU that torch sees")
+    assert "\n" not in told
+
+
+def test_ranks_on_cpus_do_not_meet_by_nccl(model: Path) -> None:
+    told = refusal(model, tensor_parallel_size=2, tensor_parallel_backend="nccl")
+    assert "--tensor-parallel-backend nccl is between GPUs" in told
 
 
 def test_embeddings_of_more_dimensions_than_the_model_has_are_refused(model: Path) -> None:
