@@ -22,7 +22,7 @@ from lora_serve.fuzz.oracle.expected import TraceResult
 from lora_serve.fuzz.oracle.traces import OracleTrace
 from lora_serve.identity import BASE_MODEL
 from lora_serve.scheduler import chunk, drafting, progress
-from lora_serve.scheduler.progress import take_in
+from lora_serve.scheduler.progress import take_in_drafts
 from lora_serve.scheduler.request import Request
 from lora_serve.speculation.base import Origin
 from lora_serve.step import RequestStepOutput, SampleInput, ScheduledRequest
@@ -118,17 +118,16 @@ def offers_what_rejected_drafts_wrote(
     request: Request, scheduled: ScheduledRequest, result: RequestStepOutput
 ) -> TakenIn:
     """Counts the last token as computed, where a draft stood in its place."""
-    taken_in = take_in(request, scheduled, result)
-    if scheduled.asked.num_drafts:
-        request.num_computed_tokens = min(scheduled.end, request.num_tokens)
-        request.num_planned_tokens = request.num_computed_tokens
+    taken_in = take_in_drafts(request, scheduled, result)
+    request.num_computed_tokens = min(scheduled.end, request.num_tokens)
+    request.num_planned_tokens = request.num_computed_tokens
     return taken_in
 
 
 def goes_on_behind_the_end(
     request: Request, scheduled: ScheduledRequest, result: RequestStepOutput
 ) -> TakenIn:
-    _, finish_reason, stop_token_id = take_in(request, scheduled, result)
+    _, finish_reason, stop_token_id = take_in_drafts(request, scheduled, result)
     return result.token_ids, finish_reason, stop_token_id
 
 
@@ -139,7 +138,7 @@ def goes_on_behind_the_end(
 def test_drafted_traces_catch_a_scheduler_that(
     mutant: Callable[..., TakenIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "take_in", mutant)
+    monkeypatch.setattr(progress, "take_in_drafts", mutant)
     assert is_caught()
 
 

@@ -55,7 +55,7 @@ class FreesKeptBlocks(Scheduler):
     def pause(self, *, drains: bool) -> None:
         super().pause(drains=drains)
         if self._running and not self._in_flight:
-            self._kv.free(self._running[-1])
+            self._kv.free(self._running.in_order[-1])
 
 
 class IsAtRestAtOnce(Scheduler):

@@ -72,11 +72,11 @@ def test_traces_catch_bad_words_that_only_look_at_the_last_token(
 def test_traces_catch_a_request_that_forgets_what_the_client_allows_once_it_is_preempted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    restricted = Request.is_restricted.fget
-    assert restricted is not None
+    bitmask = Request.bitmask
 
-    def until_preempted(request: Request) -> bool:
-        return restricted(request) and (request.has_grammar or not request.num_preemptions)
+    def until_preempted(request: Request) -> bytes | None:
+        is_forgotten = request.num_preemptions and not request.has_grammar
+        return None if is_forgotten else bitmask.__get__(request)
 
-    monkeypatch.setattr(Request, "is_restricted", property(until_preempted))
+    monkeypatch.setattr(Request, "bitmask", property(until_preempted))
     assert is_caught()

@@ -28,7 +28,7 @@ def scheduled_chunk(
     known_end = start + num_tokens
     end = known_end + len(draft_token_ids)
     num_blocks = -(-end // request.block_size)
-    num_known = request.num_tokens
+    num_known = len(request.token_ids)
     is_pending = start == num_known
     is_last = known_end == num_known + request.num_pending_tokens
     assert not draft_token_ids or (is_last and not is_pending), "drafts before the last known token"
@@ -39,18 +39,24 @@ def scheduled_chunk(
         samples = _draft_samples(request, known_end, draft_token_ids)
     elif is_last and request.max_tokens:
         samples = (_sample_input(request, known_end),)
-    block_tables = []
-    for table in request.block_tables:  # no comprehension: that is a call for each request
-        block_tables.append(table.block_ids[:num_blocks])
+    if request.pooling is not None:
+        asked = _pooling_asked(request.pooling, num_tokens, is_last)
+    elif request.params.prompt_logprobs is None:  # the usual case
+        asked = AskedOutputs(samples)
+    else:
+        asked = AskedOutputs(samples, _scoring(request, start, end))
+    block_tables: Sequence[Sequence[int]]
+    if len(request.block_tables) == 1:  # the usual case
+        block_tables = (request.block_tables[0].block_ids[:num_blocks],)
+    else:
+        block_tables = [table.block_ids[:num_blocks] for table in request.block_tables]
     return ScheduledRequest(
         request.request_id,
         request.namespace.adapter,
         start,
         token_ids,
         block_tables,
-        AskedOutputs(samples, _scoring(request, start, end))
-        if request.pooling is None
-        else _pooling_asked(request.pooling, num_tokens, is_last),
+        asked,
         NO_ROWS if (prompt := request.prompt_embeds) is None else rows_between(prompt, start, end),
         request.step_index if is_pending else None,
         request.adapter_start,
@@ -69,15 +75,14 @@ def _draft_samples(
 
 def _sample_input(request: Request, position: int, drafts: Sequence[int] = ()) -> SampleInput:
     """drafts: those before `position`."""
-    params = request.params
-    if not (params.has_penalties or request.is_restricted):
-        return SampleInput(params, request.seed, position)  # the usual case, once a token
+    if request.is_plain:
+        return SampleInput(request.params, request.seed, position)  # the usual case, once a token
     seen = request.counts.seen() if request.counts else NOTHING_SEEN
     if request.counts:
         for draft in drafts:
             seen = seen.and_drawn(draft)
     return SampleInput(
-        params=params,
+        params=request.params,
         seed=request.seed,
         position=position,
         seen=seen,

@@ -33,7 +33,7 @@ from lora_serve.speculation.base import Drafter, Origin
 from lora_serve.speculation.draft_model import DraftModelDrafter, DraftModelRequest
 from lora_serve.speculation.pace import DraftPace
 from lora_serve.speculation.row_costs import RowCosts
-from lora_serve.step import ScheduledRequest
+from lora_serve.step import RequestStepOutput, ScheduledRequest
 from lora_serve.structured_outputs import NO_GUESS, Guess, MaskedDrafts, allows
 
 CurrentVersion = Callable[[str], AdapterRef | None]
@@ -206,6 +206,26 @@ class Drafting:
         if request.drafted is not None:
             num_wanted = request.drafted.pace.num_wanted(request.num_output_tokens + least_drawn)
         return min(num_wanted, num_rows, most_drafts(request) - least_drawn)
+
+    def reported(
+        self,
+        chunk: ScheduledRequest,
+        result: RequestStepOutput,
+        progress: RequestProgress,
+        masked: MaskedDrafts | None,
+        totals: SchedulerTotals,
+    ) -> None:
+        """Take in what a step came to for a request: of its drafts, and of those it was to make.
+
+        masked: those of a grammar that it had before, if one held it.
+        """
+        request = progress.request
+        if chunk.num_next_drafts:
+            request.awaits_drafts = False
+        if chunk.asked.num_drafts:
+            self.verified(progress, masked, totals)
+        if result.next_drafts:
+            self.guessed(request, result.next_drafts)
 
     def guessed(self, request: Request, drafts: tuple[int, ...]) -> None:
         """Take in what the draft model guesses to follow a request's tokens."""

@@ -34,7 +34,7 @@ class StepsInFlight:
             request.num_planned_tokens = chunk.end
             if chunk.asked.samples:
                 request.num_pending_tokens += 1
-            if chunk.num_next_drafts:
+            if chunk.draft_chunk is not None and chunk.num_next_drafts:
                 request.awaits_drafts = True
             request.step_index = index
         return self._num_planned
@@ -42,11 +42,7 @@ class StepsInFlight:
     def finish(self, step_id: int) -> Sequence[ScheduledPair]:
         """Take out the step that is reported: its pairs."""
         assert not self._steps or step_id <= min(self._steps), "an older step was not reported"
-        pairs = self._steps.pop(step_id, ())
-        for request, chunk in pairs:
-            if chunk.num_next_drafts:
-                request.awaits_drafts = False
-        return pairs
+        return self._steps.pop(step_id, ())
 
     def check_invariants(self, running: Sequence[Request]) -> None:
         """Assert that a running request has planned what its pairs say, and offered none of it."""

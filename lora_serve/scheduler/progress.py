@@ -34,21 +34,44 @@ def progress_of(
     request: Request, chunk: ScheduledRequest, result: RequestStepOutput
 ) -> RequestProgress:
     """Write down on the request what its part of a step came to, and what there is to tell."""
-    new_token_ids, finish_reason, stop_token_id = take_in(request, chunk, result)
-    num_accepted = num_rejected = 0
-    if len(chunk.asked.samples) > 1:
-        num_accepted = num_accepted_drafts(chunk, new_token_ids)
-        num_rejected = chunk.asked.num_drafts - num_accepted
+    samples = chunk.asked.samples
+    if len(samples) > 1:
+        return _progress_with_drafts(request, chunk, result)
+    if result.hidden_sums:
+        request.add_hidden_sums(result.hidden_sums)
+    if result.pooled:
+        request.hidden_rows += result.pooled
+    request.num_computed_tokens = chunk.end
+    if samples:
+        request.num_pending_tokens -= 1
+        request.append(result.token_ids[0])
+    finish_reason, stop_token_id = finish_after(request)
     return RequestProgress(
         request,
-        new_token_ids,
-        result.logprobs[: len(new_token_ids)],
+        result.token_ids,
+        result.logprobs,
         _fresh_prompt_logprobs(request, chunk, result) if result.prompt_logprobs else (),
         (request.hidden_sums or request.hidden_rows) if finish_reason is not None else b"",
         finish_reason,
         stop_token_id,
+    )
+
+
+def _progress_with_drafts(
+    request: Request, chunk: ScheduledRequest, result: RequestStepOutput
+) -> RequestProgress:
+    new_token_ids, finish_reason, stop_token_id = take_in_drafts(request, chunk, result)
+    num_accepted = num_accepted_drafts(chunk, new_token_ids)
+    return RequestProgress(
+        request,
+        new_token_ids,
+        result.logprobs[: len(new_token_ids)],
+        _fresh_prompt_logprobs(request, chunk, result),
+        b"",
+        finish_reason,
+        stop_token_id,
         num_accepted,
-        num_rejected,
+        chunk.asked.num_drafts - num_accepted,
     )
 
 
@@ -58,26 +81,17 @@ def num_accepted_drafts(chunk: ScheduledRequest, new_token_ids: Sequence[int]) -
     return sum(draft == token_id for draft, token_id in pairs)
 
 
-def take_in(
+def take_in_drafts(
     request: Request, chunk: ScheduledRequest, result: RequestStepOutput
 ) -> tuple[tuple[int, ...], str | None, int | None]:
-    """Write the step's part down on the request.
+    """Write down on the request what a step with drafts drew for it.
 
     Returns the new tokens, up to the first that ends the answer, and how it ends, as of
     `finish_after`.
     """
-    token_ids, num_samples = result.token_ids, len(chunk.asked.samples)
-    request.num_computed_tokens = chunk.end - num_samples + len(token_ids)
-    if result.hidden_sums:
-        request.add_hidden_sums(result.hidden_sums)
-    if result.pooled:
-        request.hidden_rows += result.pooled
-    if num_samples:
-        request.num_pending_tokens -= 1
-    if num_samples <= 1:  # the usual case
-        for token_id in token_ids:
-            request.append(token_id)
-        return token_ids, *finish_after(request)
+    token_ids = result.token_ids
+    request.num_computed_tokens = chunk.end - len(chunk.asked.samples) + len(token_ids)
+    request.num_pending_tokens -= 1
     request.num_planned_tokens = request.num_computed_tokens  # no later step knows of drafts
     for count, token_id in enumerate(token_ids, 1):
         request.append(token_id)

@@ -74,6 +74,7 @@ class Request:
     masked_drafts: tokens that the grammar forces next, or permits of a guess; None without any.
     bad_words: None without any. thinking: None where reasoning may be of any length.
     end_token_ids: all that end the answer, and are not drawn before min_tokens.
+    is_plain: what may be drawn, and how likely, hangs on no token drawn before and on no place.
     pooling: how an embedding is made of the prompt, which is all that it asks for then; else None.
     hidden_sums: of its computed tokens, as of `RequestStepOutput`; b"" where no mean is asked for.
     hidden_rows: hidden states of its computed tokens, as far as they are asked for.
@@ -130,6 +131,7 @@ class Request:
     bad_words: BadWords | None = None
     thinking: Thinking | None = None
     end_token_ids: array[int] = field(init=False)
+    is_plain: bool = field(init=False)
     drafted: DraftedRequest | None = None
 
     def __post_init__(self) -> None:
@@ -142,6 +144,7 @@ class Request:
         self.end_token_ids = array("q", (*self.eos_token_ids, *self.params.stop_token_ids))
         if self.params.has_penalties:  # an embedding row is no token and is never penalised
             self.counts = TokenCounts(self._prompt_tokens())
+        self.is_plain = self._is_plain()
         self._hash_full_blocks()
 
     @property
@@ -185,19 +188,23 @@ class Request:
         number, or drafts are behind it or are being made, or the grammar, bad words or the
         reasoning's budget have to know it first.
         """
-        if self.awaits_drafts:
+        if self.awaits_drafts or not (self.is_plain or self._knows_its_rules):
             return 0
-        if self.has_grammar and (self.next_mask is None or self.num_pending_tokens):
-            return 0
-        if self.num_pending_tokens and self.bad_words is not None and self.bad_words.has_sequences:
-            return 0
-        if self.thinking is not None and self.thinking.hangs_on(self.num_pending_tokens):
-            return 0
-        num_known = self.num_tokens - self.num_planned_tokens
+        num_known = len(self.token_ids) - self.num_planned_tokens
         if num_known > 0 or not self.num_pending_tokens:
             return num_known
-        is_last = self.num_output_tokens + self.num_pending_tokens >= self.max_tokens
+        num_output_tokens = len(self.token_ids) - self.num_prompt_tokens
+        is_last = num_output_tokens + self.num_pending_tokens >= self.max_tokens
         return 0 if is_last or num_known < 0 else 1
+
+    @property
+    def _knows_its_rules(self) -> bool:
+        """Whether no pending token, nor a mask to come, is needed to tell what may be drawn."""
+        if self.has_grammar and (self.next_mask is None or self.num_pending_tokens):
+            return False
+        if self.num_pending_tokens and self.bad_words is not None and self.bad_words.has_sequences:
+            return False
+        return self.thinking is None or not self.thinking.hangs_on(self.num_pending_tokens)
 
     @property
     def has_grammar(self) -> bool:
@@ -208,15 +215,14 @@ class Request:
         """Whether a grammar says what may come next; it does not while the model reasons."""
         return self.has_grammar and self.grammar_start is not None
 
-    @property
-    def is_restricted(self) -> bool:
-        """Whether some tokens may not be drawn, or may not be drawn yet."""
-        return bool(
+    def _is_plain(self) -> bool:
+        return not (
             self.has_grammar
+            or self.params.has_penalties
             or self.params.min_tokens
             or self.allowed is not None
             or self.bad_words is not None
-            or (self.thinking is not None and self.thinking.must_end)
+            or self.thinking is not None
         )
 
     @property
@@ -292,14 +298,18 @@ class Request:
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
+        if not self.is_plain:
+            self._note_for_rules(token_id)
+        if len(self.token_ids) % self.block_size == 0:
+            self._hash_full_blocks()
+
+    def _note_for_rules(self, token_id: int) -> None:
         if self.has_grammar:
             self._note_for_grammar(token_id)
         if self.counts is not None:
             self.counts.drew(token_id)
         if self.thinking is not None:
             self.thinking.drew(token_id)
-        if len(self.token_ids) % self.block_size == 0:
-            self._hash_full_blocks()
 
     def _note_for_grammar(self, token_id: int) -> None:
         """See reasoning begin and end."""

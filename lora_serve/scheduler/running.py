@@ -10,27 +10,27 @@ from lora_serve.scheduler.request import Request
 
 
 class RunningRequests:
-    """Requests in the order of their sort keys, and how many of each share there are."""
+    """Requests in the order of their sort keys, and how many of each share there are.
+
+    in_order: all of them, which steps walk through; `add` and `remove` alone change it.
+    """
 
     def __init__(self) -> None:
-        self._requests: list[Request] = []
+        self.in_order: list[Request] = []
         self._num_of_share: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self.in_order)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
-
-    def __getitem__(self, index: int) -> Request:
-        return self._requests[index]
+        return iter(self.in_order)
 
     def add(self, request: Request) -> None:
-        insort(self._requests, request, key=lambda r: r.sort_key)
+        insort(self.in_order, request, key=lambda r: r.sort_key)
         self._num_of_share[request.share] += 1
 
     def remove(self, request: Request) -> None:
-        self._requests.remove(request)
+        self.in_order.remove(request)
         self._num_of_share[request.share] -= 1
         if not self._num_of_share[request.share]:
             del self._num_of_share[request.share]
@@ -44,12 +44,12 @@ class RunningRequests:
         if waiting.share in self._num_of_share:
             return None
         share, count = self._num_of_share.most_common(1)[0]
-        victim = next(request for request in reversed(self._requests) if request.share == share)
+        victim = next(request for request in reversed(self.in_order) if request.share == share)
         return victim if count > 1 and victim.sort_key[0] >= waiting.sort_key[0] else None
 
     def check_invariants(self) -> None:
         """Assert what must hold between steps."""
-        by_key = sorted(self._requests, key=lambda r: r.sort_key)
-        assert self._requests == by_key, "running order"
-        places = Counter(request.share for request in self._requests)
+        by_key = sorted(self.in_order, key=lambda r: r.sort_key)
+        assert self.in_order == by_key, "running order"
+        places = Counter(request.share for request in self.in_order)
         assert self._num_of_share == places, "places of shares"

@@ -53,10 +53,11 @@ class Scheduler:
         self._connector = connector
         self._drafting = drafting
         self._memory = adapter_memory
+        self._is_fair = config.fair_share != "none"
         self._requests: dict[str, Request] = {}
         self._running = RunningRequests()
         slots: Slots = {}
-        self._queue = WaitingQueue(slots, FairShares() if config.fair_share != "none" else None)
+        self._queue = WaitingQueue(slots, FairShares() if self._is_fair else None)
         self._masks = AwaitedMasks(self._queue)
         self._slots = LoRASlots(max_loras, slots, self._queue, adapter_memory)
         self._shared = SharedKV(kv, connector)
@@ -225,7 +226,7 @@ class Scheduler:
     def _unfairly_placed(self) -> Request | None:
         """The request that gives way, where all places are taken and a share has none of them."""
         is_full = len(self._running) >= self._config.max_num_seqs
-        if self._config.fair_share == "none" or not is_full or self._pause.is_on:
+        if not self._is_fair or not is_full or self._pause.is_on:
             return None
         waiting = self._queue.peek(self._slots.is_free)
         return None if waiting is None else self._running.unfairly_placed(waiting)
@@ -233,14 +234,14 @@ class Scheduler:
     def _schedule_running(self, budget: int) -> tuple[int, bool]:
         """What is left of the budget, and whether blocks were short."""
         num_preemptions = self.totals.num_preemptions
-        index = 0
-        while index < len(self._running) and budget > 0:
-            request = self._running[index]
-            index += 1
+        running = self._running.in_order
+        for index, request in enumerate(running, 1):  # a preemption takes away from its end
+            if budget <= 0:
+                break
             num_tokens = request.num_ready_tokens
             if num_tokens > 1:
                 # A long prefill leaves one token to each younger request, so decode never waits.
-                num_younger = min(len(self._running) - index, budget - 1)
+                num_younger = min(len(running) - index, budget - 1)
                 num_tokens = min(num_tokens, budget - num_younger)
             if self._kv.has_windows:
                 num_tokens = self._within_windows(request, num_tokens)
@@ -267,7 +268,7 @@ class Scheduler:
         if self._in_flight:
             return False
         while True:
-            victim = self._running[-1]
+            victim = self._running.in_order[-1]
             self._preempt(victim)
             if victim is request:
                 return False
@@ -382,15 +383,13 @@ class Scheduler:
     ) -> RequestProgress:
         masked = request.masked_drafts  # those of its drafts, if a grammar holds it
         progress = progress_of(request, chunk, result)
-        self.totals.num_computed_tokens += chunk.num_tokens - progress.num_rejected_drafts
+        self.totals.num_computed_tokens += len(chunk.token_ids) - progress.num_rejected_drafts
         num_new = len(progress.new_token_ids)
         self.totals.num_generated_tokens += num_new
-        if self._drafting is not None and chunk.asked.num_drafts:
-            self._drafting.verified(progress, masked, self.totals)
-        if self._drafting is not None and result.next_drafts:
-            self._drafting.guessed(request, result.next_drafts)
-        if request.num_output_tokens % request.block_size < num_new:  # in lumps, it is cheaper
-            self._queue.charge_answer(request, num_new)
+        if self._drafting is not None:
+            self._drafting.reported(chunk, result, progress, masked, self.totals)
+        if self._is_fair and request.num_output_tokens % request.block_size < num_new:
+            self._queue.charge_answer(request, num_new)  # in lumps, it is cheaper
         if written := self._kv.commit(request, request.num_computed_tokens):
             self._wake(self._shared.written(request, written))
         if self._kv.has_windows:

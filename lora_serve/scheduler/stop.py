@@ -16,7 +16,8 @@ def finish_after(request: Request) -> tuple[str | None, int | None]:
         return None, None
     if request.pooling is not None:
         return "stop", None
-    params, num_output_tokens = request.params, request.num_output_tokens
+    params = request.params
+    num_output_tokens = len(request.token_ids) - request.num_prompt_tokens
     if num_output_tokens and num_output_tokens >= params.min_tokens:
         last = request.token_ids[-1]
         if last in params.stop_token_id_set:

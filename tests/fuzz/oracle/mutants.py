@@ -214,9 +214,10 @@ def drafted_mutants() -> Iterator[Mutant]:
         (executor, "accepted", drafted.accepts_all, "every draft is accepted"),
         (executor, "accepted", drafted.goes_on_behind_the_first_that_differs,
          "drafts behind a wrong one are accepted"),
-        (progress, "take_in", drafted.offers_what_rejected_drafts_wrote,
+        (progress, "take_in_drafts", drafted.offers_what_rejected_drafts_wrote,
          "a rejected draft's KV is offered"),
-        (progress, "take_in", drafted.goes_on_behind_the_end, "an answer goes on behind its end"),
+        (progress, "take_in_drafts", drafted.goes_on_behind_the_end,
+         "an answer goes on behind its end"),
         (chunk, "_sample_input", drafted.forgets_the_drafts_before,
          "rows are sampled as if no draft were before them"),
     ):  # fmt: skip
