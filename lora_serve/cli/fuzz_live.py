@@ -23,7 +23,7 @@ from lora_serve.bench.machine import describe_machine
 from lora_serve.cli.arguments import add_config_arguments, engine_config, server_config
 from lora_serve.cli.parser import OneLineParser
 from lora_serve.config import EngineConfig, ModelConfig, ParallelConfig, ServerConfig
-from lora_serve.config.model import AUTO, OWN_IMPL, TRANSFORMERS_IMPL
+from lora_serve.config.model import AUTO, OWN_IMPL, QUANTIZATIONS, TRANSFORMERS_IMPL
 from lora_serve.config.parallel import GATHER, SEGMENTS
 from lora_serve.demo.model import ensure_demo
 from lora_serve.engine.frontend.startup_checks import check_startup
@@ -254,6 +254,7 @@ def _stage(args: argparse.Namespace) -> Iterator[_Stage]:
             num_ranks=possible_ranks(config)[1:],
             in_segments=possible_ranks(config, SEGMENTS),
             model_impls=other_impls(config, sources),
+            quantizations=QUANTIZATIONS if config.model.quantization is None else (),
         )
         try:
             fuzzer = Fuzzer(runner, cold, config.cache.block_size, args.serve_args)

@@ -20,6 +20,7 @@ WORKSPACE = "@workspace"  # stands for a directory that all traces of a run shar
 SERVED_MODEL = "@model"  # stands for the directory of the model that the trace's server serves
 DRAFT_MODEL_SHARE = 0.25  # of the traces in which something is guessed
 MODEL_IMPL_SHARE = 0.15  # of the traces
+QUANTIZATION_SHARE = 0.2  # of the traces
 SHARED_TIERS = frozenset({"disk", "redis"})
 
 
@@ -51,6 +52,7 @@ def drawn_flags(
     num_ranks: tuple[int, ...],
     in_segments: tuple[int, ...],
     model_impls: tuple[str, ...],
+    quantizations: tuple[str, ...],
 ) -> tuple[str, ...]:
     """All flags, of which the later ones are not drawn from `rng`. Others as `Scope` has them."""
     pooler = ("--pooler-config", json.dumps({"pooling_type": pooling_type}))
@@ -65,7 +67,9 @@ def drawn_flags(
     keeps_weights = Random(f"weights {seed}").random() < WEIGHTS_SHARE
     weights = ("--weights-cache-path", f"{WORKSPACE}/weights") if keeps_weights else ()
     later = (*pooler, *shares, *role, *computed_by, *(("--logprobs-mode", mode) if mode else ()))
-    return (*_flags(rng, tiers), *later, *weights, *_speculation(Random(f"speculation {seed}")))
+    bits = _quantization(Random(f"quantization {seed}"), quantizations)
+    speculation = _speculation(Random(f"speculation {seed}"))
+    return (*_flags(rng, tiers), *later, *bits, *weights, *speculation)
 
 
 def _ranks(seed: int, num_ranks: tuple[int, ...], in_segments: tuple[int, ...]) -> tuple[str, ...]:
@@ -80,6 +84,13 @@ def _ranks(seed: int, num_ranks: tuple[int, ...], in_segments: tuple[int, ...]) 
 def _model_impl(rng: Random, model_impls: tuple[str, ...]) -> tuple[str, ...]:
     is_other = bool(model_impls) and rng.random() < MODEL_IMPL_SHARE
     return ("--model-impl", rng.choice(model_impls)) if is_other else ()
+
+
+def _quantization(rng: Random, quantizations: tuple[str, ...]) -> tuple[str, ...]:
+    if not quantizations or rng.random() >= QUANTIZATION_SHARE:
+        return ()
+    weights = ("--quantization", rng.choice(quantizations))
+    return (*weights, "--quantize-activations") if rng.random() < 0.5 else weights
 
 
 def _speculation(rng: Random) -> tuple[str, ...]:

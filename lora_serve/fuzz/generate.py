@@ -68,6 +68,7 @@ class Scope:
     already, so that traces cannot choose how it is set up. num_ranks: among how many its model can
     be divided on this machine, one apart. in_segments: of how many ranks, one among them, sums may
     be in segments. model_impls: what can run the model beside what runs it by default.
+    quantizations: what its weights can become while they are loaded.
     num_versions_for_all: so many versions, the first, can be loaded whatever runs it; None: all.
     """
 
@@ -84,6 +85,7 @@ class Scope:
     num_ranks: tuple[int, ...] = ()
     in_segments: tuple[int, ...] = ()
     model_impls: tuple[str, ...] = ()
+    quantizations: tuple[str, ...] = ()
     num_versions_for_all: int | None = None
 
 
@@ -93,7 +95,7 @@ def make_trace(seed: int, scope: Scope) -> Trace:
     tiers = () if scope.fixed_flags else _tiers(rng, scope)
     flags: tuple[str, ...] = ()
     if not scope.fixed_flags:
-        can_be = (scope.num_ranks, scope.in_segments, scope.model_impls)
+        can_be = (scope.num_ranks, scope.in_segments, scope.model_impls, scope.quantizations)
         flags = drawn_flags(seed, rng, tiers, pooling_type, *can_be)
     if "--model-impl" in flags and scope.num_versions_for_all is not None:
         scope = with_fields(scope, num_versions=scope.num_versions_for_all)

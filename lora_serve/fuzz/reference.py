@@ -60,7 +60,7 @@ class ColdEngine:
         self._num_for_all = num_for_all
         self._config, self._versions = config, versions
         self._server = server or ServerConfig()
-        self._others: dict[tuple[str, str, str], ColdEngine] = {}  # under other flags than its own
+        self._others: dict[Hashable, ColdEngine] = {}  # under other flags than its own
         model = {name: getattr(config.model, name) for name in config.model.__slots__}
         self._llm = LLM(
             **{**model, "enforce_eager": True},
@@ -86,30 +86,31 @@ class ColdEngine:
         self.vocab_size = self._llm.model_info.vocab_size
 
     def under(self, flags: Sequence[str]) -> ColdEngine:
-        """The engine of the logprobs' mode, the sums and the modules that a server's flags name."""
-        own_model, own_parallel = self._config.model, self._config.parallel
-        own = (
-            own_model.logprobs_mode,
-            own_parallel.tensor_parallel_reduce,
-            own_model.model_impl,
-        )
+        """The engine of those flags of a server that change its answers."""
+        model, parallel = self._config.model, self._config.parallel
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        parser.add_argument("--logprobs-mode", default=own[0])
-        parser.add_argument("--tensor-parallel-reduce", default=own[1])
-        parser.add_argument("--model-impl", default=own[2])
-        named = parser.parse_known_args(list(flags))[0]
-        key = (named.logprobs_mode, named.tensor_parallel_reduce, named.model_impl)
-        if key == own:
+        parser.add_argument("--logprobs-mode", default=model.logprobs_mode)
+        parser.add_argument("--model-impl", default=model.model_impl)
+        parser.add_argument("--quantization", default=model.quantization)
+        parser.add_argument("--tensor-parallel-reduce", default=parallel.tensor_parallel_reduce)
+        parser.add_argument(
+            "--quantize-activations", action="store_true", default=model.quantize_activations
+        )
+        own, named = (vars(parser.parse_known_args(given)[0]) for given in ([], list(flags)))
+        if named == own:
             return self
+        key = tuple(named.values())
         if key not in self._others:
+            num_versions = None
+            if named["model_impl"] != model.model_impl:
+                num_versions = self._num_for_all
+            reduce = named.pop("tensor_parallel_reduce")
             config = replace(
                 self._config,
-                model=replace(own_model, logprobs_mode=key[0], model_impl=key[2]),
-                parallel=replace(own_parallel, tensor_parallel_reduce=key[1]),
+                model=replace(model, **named),
+                parallel=replace(parallel, tensor_parallel_reduce=reduce),
             )
-            num_versions = None if key[2] == own[2] else self._num_for_all
-            versions = self._versions[:num_versions]
-            self._others[key] = ColdEngine(config, versions, self._server)
+            self._others[key] = ColdEngine(config, self._versions[:num_versions], self._server)
         return self._others[key]
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from lora_serve.config import EngineConfig
 from lora_serve.errors import ConfigError
 from lora_serve.fuzz.generate import Scope, make_trace
 from lora_serve.fuzz.oracle.campaign import OracleTotals
+from lora_serve.fuzz.reference import ColdEngine
 from lora_serve.fuzz.trace import load_trace
 from lora_serve.ops.cpu import threads
 from tests.fakes.peft_adapters import make_peft
@@ -106,6 +108,20 @@ def test_traces_draw_what_runs_the_model_but_not_with_ranks(model_path: Path) ->
         if (traces := [each for each in all_traces if ("--model-impl" in each.flags) == is_other])
     }
     assert most[False] == 5 > most[True]
+
+
+def test_traces_draw_fewer_bits_and_the_cold_engine_has_as_many(model_path: Path) -> None:
+    scope = Scope(vocab_size=300, num_versions=1, num_requests=1, quantizations=("int8", "int4"))
+    flags = [make_trace(seed, scope).flags for seed in range(60)]
+    drawn = [each for each in flags if "--quantization" in each]
+    assert 0 < len(drawn) < 30
+    assert {each[each.index("--quantization") + 1] for each in drawn} == {"int8", "int4"}
+    assert {"--quantize-activations" in each for each in drawn} == {True, False}
+    with closing(ColdEngine(config_of(model_path), [])) as cold:
+        in_floats = cold.under(["--max-loras", "2"])
+        in_8_bits = cold.under(["--quantization", "int8", "--max-loras", "2"])
+        assert in_floats is cold
+        assert in_8_bits.fingerprint != cold.fingerprint
 
 
 @pytest.mark.parametrize(
