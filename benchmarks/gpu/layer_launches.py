@@ -143,7 +143,7 @@ def codes_launches(work: Work, machine: Machine) -> list[Launch]:
 
 
 def _codes_of_each_kind(out_features: int, in_features: int) -> list[object]:
-    """As `--quantization` finds them, and as checkpoints store them, with offsets."""
+    """Codes as `--quantization` finds them, and as checkpoints store them, with offsets."""
     found: list[object] = []
     codes = torch.empty(out_features, in_features, dtype=torch.int8, device=META)
     for form, is_stored, quantize_activations in CODES:

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention_tile.h"
+#include "integers.h"
 #include "tiles.h"
 
 #ifdef __AMX_BF16__

@@ -159,7 +159,7 @@ class ScreenedArgmax(Protocol):
 class TokenChoice(NamedTuple):
     """How a row's token is chosen, as sampling/specification/draw.py has it.
 
-    scale: 1 / temperature; 0 for the likeliest, which looks at nothing else.
+    scale: 1 / temperature; 0 for greedy, which looks at nothing else.
     seed: in [0, 2**64).
     """
 

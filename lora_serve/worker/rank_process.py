@@ -180,7 +180,7 @@ class RankProcesses:
 
 
 def _backend(config: EngineConfig) -> str:
-    """By which ranks exchange what lies on the host."""
+    """The backend by which ranks exchange what lies on the host."""
     chosen = config.parallel.tensor_parallel_backend
     if chosen not in ("auto", NCCL):
         return chosen

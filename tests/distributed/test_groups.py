@@ -248,7 +248,7 @@ def test_what_lies_on_a_card_goes_by_cards_and_the_rest_by_hosts() -> None:
 
 
 def test_a_stream_is_asked_for_an_exchange_and_not_waited_for(tmp_path: Path) -> None:
-    """With a limit it is the host that NCCL has wait; and asynchronous work has another stream."""
+    """NCCL has the host wait where there is a limit; and asynchronous work has another stream."""
     waited: list[tuple[object, ...]] = []
 
     class Work:

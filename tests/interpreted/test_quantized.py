@@ -33,7 +33,7 @@ def silent_overflow() -> Iterator[None]:
 def test_logits_are_the_references_and_those_of_the_prompt_alone(
     interpreted: None, tmp_path: Path, how: str, name: str
 ) -> None:
-    """To a rounding and to the bit; the reference has the same codes."""
+    """They are equal to a rounding and to the bit; the reference has the same codes."""
     backends: list[Ops] = [available_ops(batch_invariant=True)["triton"], REFERENCE]
     model, path = ALL_MODELS[name].make(), tmp_path / "model"
     if how == "--quantization":

@@ -120,7 +120,7 @@ def test_a_card_that_meets_others_is_looked_at_again_and_again(
 def test_ranks_that_meet_as_cards_do_give_the_bits_of_one(
     model: Path, tmp_path: Path, world_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the calls that NCCL gets, which gloo does here for tensors of the CPU."""
+    """They make the calls that NCCL gets, which gloo does here for tensors of the CPU."""
     adapters = [
         read_saved(make_peft(FOUR_KV_HEADS, rank, r=rank), tmp_path / str(rank), load_spec(model))
         for rank in (4, 24)
@@ -154,7 +154,7 @@ def test_ranks_that_meet_as_cards_do_give_the_bits_of_one(
 
 @needs_native
 def test_kv_is_what_the_fullest_card_has_room_for(model: Path) -> None:
-    """Of each its budget, less its own weights and its own largest step."""
+    """Each has its budget, less its own weights and its own largest step."""
 
     def num_blocks(free: tuple[int, int]) -> int:
         def make(group: Group) -> Worker:

@@ -206,7 +206,7 @@ def test_no_step_needs_a_kernel_that_is_not_compiled_when_serving_begins(
 def test_no_step_over_codes_needs_a_kernel_that_is_not_compiled(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of any number of rows: spans apart are folded by a kernel that few rows alone need."""
+    """A step may have any number of rows: few rows alone need the kernel that folds spans apart."""
     monkeypatch.setattr(codes, "SPAN", 32)
     served = WatchedWorker(model, enforce_eager=True, quantization="int4")
     compiled = set(served.compiled)

@@ -57,9 +57,10 @@ from lora_serve.messages import (
     RestoreAdapters,
 )
 from lora_serve.model_info import ModelInfo
+from lora_serve.scheduler.arrival import request_from_message
 from lora_serve.scheduler.drafting import Drafting
 from lora_serve.scheduler.progress import RequestProgress
-from lora_serve.scheduler.request import Request, request_from_message
+from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.scheduler import Scheduler
 from lora_serve.speculation.methods import make_drafter
 from lora_serve.speculation.row_costs import RowCosts

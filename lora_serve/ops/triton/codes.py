@@ -234,7 +234,7 @@ def span_groups(packed: PackedCodes) -> int:
 
 
 def _groups_at_once(packed: PackedCodes) -> int:
-    """As many as divide all of them and a span."""
+    """The most groups that divide all of them and a span."""
     return math.gcd(max(1, MOST_AT_ONCE // packed.group), packed.num_groups)
 
 

@@ -31,7 +31,7 @@ Changes = Sequence[tuple[int, int, Sequence[PackedAdapter]]]
 
 @dataclass(frozen=True, slots=True)
 class MostColumns:
-    """Of each linear layer the most columns of any adapter: found when asked for, for a few."""
+    """The most columns of any adapter of each linear layer: found when asked for, for a few."""
 
     adapters: Sequence[PackedAdapter]
 
