@@ -126,6 +126,10 @@ class GuessQueue:
         self._since = 0.0
         self._rests: dict[str, _Rest] = {}  # of answers that had slow tokens
 
+    def __bool__(self) -> bool:
+        """Whether replies wait here."""
+        return bool(self._waiting)
+
     @property
     def waited_seconds(self) -> float:
         """How long the first of them has waited; 0 without any."""
@@ -161,7 +165,10 @@ class GuessQueue:
         return replies
 
     def close(self, request_id: str) -> None:
+        """Forget an answer, and the guess that waits for it."""
         self._rests.pop(request_id, None)
+        kept = (guess for guess in self._waiting if guess.reply.request_id != request_id)
+        self._waiting = deque(kept)
 
     def _go_on(self, guess: FollowedGuess, seconds: float) -> bool:
         """Follow one token. Behind one that takes all the time no more of the answer is guessed."""

@@ -94,7 +94,7 @@ class GrammarServer:
         replies: list[MaskReply] = []
         last = time.monotonic()
         while True:
-            while not self._turns or not self.inbox.empty():
+            while not (self._turns or self._guesses) or not self.inbox.empty():
                 message = self.inbox.get()
                 if message is None:
                     return

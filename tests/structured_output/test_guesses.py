@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from lora_serve.structured_output import client
+from lora_serve.structured_output import client, wire
 from lora_serve.structured_output.answers import Answers, GrammarCache
 from lora_serve.structured_output.at_work import AtWork
 from lora_serve.structured_output.client import GrammarProcess
 from lora_serve.structured_output.guesses import FollowedGuess, GuessQueue
 from lora_serve.structured_output.process import GrammarServer
 from lora_serve.structured_output.service import MaskReply, NewTokens
-from lora_serve.structured_output.wire import Advance, Open
+from lora_serve.structured_output.wire import Advance, Close, Open
 from lora_serve.structured_outputs import NO_GUESS, Guess, StructuredOutput
 
 CONSTRAINTS = [StructuredOutput.of(regex=text) for text in ("a+", "b+")]
@@ -88,13 +91,13 @@ def test_an_answer_whose_guess_takes_all_the_time_is_guessed_for_ever_more_seldo
 def test_guesses_are_followed_for_so_long_and_a_token_of_each_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    queue, looks = GuessQueue(AtWork()), iter((0.0, 0.0, 0.0, 0.1, 0.2, 2.0))
+    guess_queue, looks = GuessQueue(AtWork()), iter((0.0, 0.0, 0.0, 0.1, 0.2, 2.0))
     guesses = [Mock(spec=FollowedGuess, reply=Mock(request_id=name)) for name in "ab"]
     for guess in guesses:
         guess.go_on.return_value = True
-        queue.put(guess)
+        guess_queue.put(guess)
     monkeypatch.setattr(time, "monotonic", lambda: next(looks))
-    assert len(queue.follow(lambda: True, 1.0)) == 2
+    assert len(guess_queue.follow(lambda: True, 1.0)) == 2
     assert [guess.go_on.call_count for guess in guesses] in ([2, 1], [2, 2])
 
 
@@ -109,3 +112,30 @@ def test_an_answer_that_a_process_ended_at_is_not_guessed_for(
     guess = Guess((4,), 1)
     process.advance([NewTokens(name, (1,), guess) for name in ("sound", "suspect")])
     assert [new.guess for new in sent[0].new_tokens] == [guess, NO_GUESS]
+
+
+def test_a_reply_with_a_guess_comes_when_the_answer_whose_turn_was_next_has_left() -> None:
+    """Nothing else is asked for that would bring the reply."""
+    server, came = server_of(grammar(), grammar()), queue.SimpleQueue[bytes]()
+    advance = server._answers.advance
+
+    def leaving(request_id: str, token_ids: Sequence[int]) -> MaskReply:
+        server.inbox.put(Close("1"))
+        return advance(request_id, token_ids)
+
+    server._answers.advance = leaving  # type: ignore[method-assign]
+    asked(server, "0", "1")
+    threading.Thread(target=server.run, args=[Mock(send_bytes=came.put)], daemon=True).start()
+    came.get(timeout=10.0)  # the process is ready
+    (reply,) = wire.reply_decoder().decode(came.get(timeout=10.0))
+    server.inbox.put(None)
+    assert (reply.request_id, drafts_of(reply)) == ("0", (4, 5, 4))
+
+
+def test_a_guess_of_an_answer_that_has_left_is_not_followed() -> None:
+    server = server_of(grammar(takes_seconds=0.003), grammar())
+    asked(server, "0", "1")
+    server._work()
+    server._take_in(Close("0"))
+    assert [reply.request_id for reply in server._work()] == ["1"]
+    assert not server._guesses._rests
