@@ -3,8 +3,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 import lora_serve
@@ -91,3 +93,14 @@ def test_an_engine_on_a_cpu_imports_no_compiler_and_no_triton(model_path: Path) 
     command = [sys.executable, "-c", SCRIPT, str(model_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
+
+
+def test_no_modules_import_each_other_in_a_circle_not_even_for_their_types() -> None:
+    graph = grimp.build_graph("lora_serve", cache_dir=None)
+    names_what_users_import = "lora_serve"
+    TopologicalSorter(
+        {
+            name: graph.find_modules_directly_imported_by(name) - {names_what_users_import}
+            for name in graph.modules
+        }
+    ).prepare()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lora_serve.check.probe import JsonObject
+from lora_serve.check.findings import JsonObject
 
 MOST_ROUNDING = 0.25  # of a logprob: bfloat16 rarely moves one further, other weights mostly do
 MOST_DEPTH = 8

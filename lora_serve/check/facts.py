@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from lora_serve.check.answers import Answer
-from lora_serve.check.probe import JsonObject
+from lora_serve.check.findings import JsonObject
 from lora_serve.check.server import Server, ServerFaultError
 from lora_serve.demo.corpus import long_prompt
 from lora_serve.errors import ConfigError

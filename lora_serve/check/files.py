@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 
 from lora_serve import __version__
 from lora_serve.check.facts import Facts
-from lora_serve.check.probe import Exchange, Outcome, Verdict
+from lora_serve.check.findings import Exchange
+from lora_serve.check.probe import Outcome, Verdict
 from lora_serve.check.report import as_command
 from lora_serve.check.server import Target, without_keys
 from lora_serve.check.shown import shown

@@ -13,7 +13,7 @@ from typing import TypeVar
 from lora_serve.check.adapters import Workspace
 from lora_serve.check.answers import Answer, difference
 from lora_serve.check.facts import ColdWay, Facts
-from lora_serve.check.probe import (
+from lora_serve.check.findings import (
     JsonObject,
     Need,
     NotSupportedError,

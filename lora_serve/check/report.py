@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from lora_serve.check.facts import Facts
-from lora_serve.check.probe import Exchange, Outcome, Probe, Verdict
+from lora_serve.check.findings import Exchange
+from lora_serve.check.probe import Outcome, Probe, Verdict
 from lora_serve.check.server import Target, without_keys
 from lora_serve.check.shown import shown
 

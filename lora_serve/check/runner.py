@@ -8,15 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from lora_serve.check.answers import MalformedAnswerError
+from lora_serve.check.findings import NotSupportedError, ProbeFailedError, Violation
 from lora_serve.check.lab import Lab
-from lora_serve.check.probe import (
-    NotSupportedError,
-    Outcome,
-    Probe,
-    ProbeFailedError,
-    Verdict,
-    Violation,
-)
+from lora_serve.check.probe import Outcome, Probe, Verdict
 from lora_serve.check.server import ServerFaultError
 from lora_serve.check.versions import prepare
 

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from lora_serve.check.answers import Answer, MalformedAnswerError
-from lora_serve.check.probe import Exchange, JsonObject
+from lora_serve.check.findings import Exchange, JsonObject
 from lora_serve.server_url import base_url, without_password
 
 COMPLETIONS = "/v1/completions"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from lora_serve.check.adapters import ModelShape, write_adapter
 from lora_serve.check.answers import distance
+from lora_serve.check.findings import Need, NotSupportedError
 from lora_serve.check.lab import LOAD, Lab
-from lora_serve.check.probe import Need, NotSupportedError
 from lora_serve.check.server import ServerFaultError
 from lora_serve.check.subjects import AskedModel, Version
 from lora_serve.errors import ConfigError

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
+from lora_serve.check.findings import JsonObject, Need, ProbeFailedError, Violation
 from lora_serve.check.lab import LOAD, UNLOAD, Lab, at_once
-from lora_serve.check.probe import JsonObject, Need, Probe, ProbeFailedError, Violation
+from lora_serve.check.probe import Probe
 from lora_serve.check.server import COMPLETIONS, ServerFaultError
 from lora_serve.check.subjects import AskedModel
 

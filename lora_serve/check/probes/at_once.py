@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from lora_serve.check.answers import Answer, difference
+from lora_serve.check.findings import Need, NotSupportedError
 from lora_serve.check.lab import Lab, at_once
-from lora_serve.check.probe import Need, NotSupportedError, Probe
+from lora_serve.check.probe import Probe
 
 NUM_EQUAL = 16
 NUM_SEEDED = 8

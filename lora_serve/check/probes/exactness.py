@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lora_serve.check.answers import Answer
+from lora_serve.check.findings import Need, NotSupportedError, ProbeFailedError, Violation
 from lora_serve.check.lab import Lab
-from lora_serve.check.probe import Need, NotSupportedError, Probe, ProbeFailedError, Violation
+from lora_serve.check.probe import Probe
 from lora_serve.check.server import ServerFaultError
 
 NUM_REPEATS = 3

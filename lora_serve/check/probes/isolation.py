@@ -9,8 +9,9 @@ from pathlib import Path
 
 from lora_serve.check.adapters import ModelShape
 from lora_serve.check.answers import Answer
+from lora_serve.check.findings import Need, NotSupportedError, ProbeFailedError, Violation
 from lora_serve.check.lab import Lab
-from lora_serve.check.probe import Need, NotSupportedError, Probe, ProbeFailedError, Violation
+from lora_serve.check.probe import Probe
 from lora_serve.check.server import ServerFaultError
 from lora_serve.check.subjects import AskedModel, Embeds
 from lora_serve.errors import ConfigError

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from lora_serve.check.answers import Answer
+from lora_serve.check.findings import Need, NotSupportedError
 from lora_serve.check.lab import Lab
-from lora_serve.check.probe import Need, NotSupportedError, Probe
+from lora_serve.check.probe import Probe
 from lora_serve.check.subjects import AskedModel, Version
 
 STALE = "After B was loaded under A's name, the name did not answer as B does."

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from lora_serve.check.answers import Answer
+from lora_serve.check.findings import Need, NotSupportedError, ProbeFailedError, Violation
 from lora_serve.check.lab import Lab
-from lora_serve.check.probe import Need, NotSupportedError, Probe, ProbeFailedError, Violation
+from lora_serve.check.probe import Probe
 from lora_serve.check.server import ServerFaultError
 from lora_serve.check.subjects import AskedModel, Version
 

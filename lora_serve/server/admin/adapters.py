@@ -44,7 +44,7 @@ from lora_serve.server.admin.protocol import (
     SageMakerAdapterBody,
     UnloadAdapterBody,
 )
-from lora_serve.server.admin.replicas import rollout_card
+from lora_serve.server.admin.rollouts import rollout_card
 from lora_serve.server.context import ServerContext
 from lora_serve.server.http.auth import caller_of
 from lora_serve.server.http.json_response import json_response
