@@ -89,7 +89,8 @@ class FileStore:
     def changes(self, since: int, seconds: float) -> list[Change]:
         query = "SELECT change FROM changes WHERE serial > ? ORDER BY serial"
         found = self._watched("changes", query, since, seconds)
-        return [msgspec.json.decode(text, type=Change) for (text,) in found]
+        with self._errors():
+            return [msgspec.json.decode(text, type=Change) for (text,) in found]
 
     def get(self, name: str) -> Record | None:
         with self._transaction() as rows:
@@ -162,14 +163,15 @@ class FileStore:
                 "SELECT member, report, heard FROM replicas ORDER BY id"
             ).fetchall()
         now = time.time()
-        return [
-            Standing(
-                member=msgspec.json.decode(member, type=Member),
-                report=msgspec.json.decode(report, type=Report),
-                silent_seconds=max(0.0, now - heard),
-            )
-            for member, report, heard in found
-        ]
+        with self._errors():
+            return [
+                Standing(
+                    member=msgspec.json.decode(member, type=Member),
+                    report=msgspec.json.decode(report, type=Report),
+                    silent_seconds=max(0.0, now - heard),
+                )
+                for member, report, heard in found
+            ]
 
     def await_reports(self, seen: int, seconds: float) -> int:
         found = self._watched(
@@ -239,9 +241,10 @@ class FileStore:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
+        """Other errors than SQLite's own come of what no catalog has written."""
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ValueError, TypeError) as error:
             raise CatalogUnavailableError(f"the catalog {self._path}: {error}") from error
 
 

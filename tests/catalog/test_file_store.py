@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lora_serve.catalog import file_store
 from lora_serve.catalog.file_store import FileStore
-from lora_serve.catalog.records import Record
+from lora_serve.catalog.records import Member, Record, Report
 from lora_serve.errors import CatalogUnavailableError, ConfigError
 
+MEMBER = Member(replica_id="one", address="http://one", incarnation="1")
 A = Record(name="a", digest="aa", source="/a")
 
 
@@ -68,4 +70,34 @@ def test_a_file_that_is_locked_for_long_is_unavailable(
     other.execute("ROLLBACK")
     other.close()
     assert store.put(A, 0) is not None
+    store.close()
+
+
+@pytest.mark.parametrize("text", [b"no JSON", b'{"name": 7}', 7, b"\xff"], ids=repr)
+def test_what_no_catalog_has_written_there_makes_it_unavailable(
+    tmp_path: Path, text: object
+) -> None:
+    """Another error would end the tasks that follow the catalog, and no line would tell of it."""
+    path = tmp_path / "catalog"
+    store = FileStore(path)
+    store.join(MEMBER)
+    store.put(A, 0)
+    for change in (
+        "UPDATE names SET record = ?",
+        "UPDATE changes SET change = ?",
+        "UPDATE replicas SET member = ?",
+    ):
+        with sqlite3.connect(path) as other:
+            other.execute(change, (text,))
+    asked: tuple[Callable[[], object], ...] = (
+        store.snapshot,
+        store.standings,
+        lambda: store.get("a"),
+        lambda: store.put(A, 1),
+        lambda: store.changes(0, 0),
+        lambda: store.renew(MEMBER, Report()),
+    )
+    for ask in asked:
+        with pytest.raises(CatalogUnavailableError, match="catalog"):
+            ask()
     store.close()
