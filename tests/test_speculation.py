@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lora_serve.config.speculative import LOOKED_UP
 from lora_serve.llm import LLM
 from lora_serve.outputs import RequestOutput
 from lora_serve.prompts import TokensPrompt
@@ -56,7 +57,7 @@ def without(
         yield asked, llm.generate(PROMPTS, asked, lora_name=NAMES)
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix"])
+@pytest.mark.parametrize("method", LOOKED_UP)
 def test_answers_are_those_without_drafts_to_the_bit(
     method: str,
     model_path: Path,

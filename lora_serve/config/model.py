@@ -10,12 +10,15 @@ from lora_serve.errors import ConfigError
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4")
-# Of checkpoints, as vLLM's flag calls them; each is one of CHECKPOINT_FORMATS.
-STORED_QUANTIZATIONS = ("gguf", "gptq", "awq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4")
 SCREENS = ("auto", "on", "off")
+SAFETENSORS = "safetensors"
 # Each is a module of lora_serve/models/checkpoints.
 CHECKPOINT_FORMATS = (
-    *("safetensors", "gguf", "gptq", "awq", "compressed_tensors", "fp8", "bitsandbytes", "mxfp4"),
+    *(SAFETENSORS, "gguf", "gptq", "awq", "compressed_tensors", "fp8", "bitsandbytes", "mxfp4"),
+)
+# Those that --quantization may name, as vLLM's flag calls them.
+STORED_QUANTIZATIONS = tuple(
+    name.replace("_", "-") for name in CHECKPOINT_FORMATS if name != SAFETENSORS
 )
 AUTO, RANDOM_WEIGHTS = "auto", "dummy"
 OWN_IMPL, TRANSFORMERS_IMPL = "lora_serve", "transformers"

@@ -11,7 +11,8 @@ from lora_serve.config.setting import require_choices, setting
 from lora_serve.errors import ConfigError
 
 DRAFT_MODEL = "draft_model"
-METHODS = ("ngram", "suffix", DRAFT_MODEL)
+LOOKED_UP = ("ngram", "suffix")  # methods that guess by text that was there before
+METHODS = (*LOOKED_UP, DRAFT_MODEL)
 _FLAG = "speculative-config"
 _PREFIX = "speculative_"
 _DRAFTERS_A_ROW = 2

@@ -7,6 +7,7 @@ from random import Random
 
 from lora_serve.config.model import LOGPROBS_MODES
 from lora_serve.config.parallel import SEGMENTS
+from lora_serve.config.speculative import LOOKED_UP
 from lora_serve.pooling import SequencePoolingType
 
 # A prompt, at most 9 tokens longer than its prefix, and its answer just fit the smallest pool; two
@@ -95,7 +96,7 @@ def _quantization(rng: Random, quantizations: tuple[str, ...]) -> tuple[str, ...
 
 def _speculation(rng: Random) -> tuple[str, ...]:
     """What drafts, in two of three traces; in some of the others not even forced tokens are."""
-    method = rng.choice(("", "ngram", "suffix"))
+    method = rng.choice(("", *LOOKED_UP))
     if not method:
         return rng.choice(((), ("--speculation", "off")))
     settings: dict[str, object] = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from lora_serve.config import SpeculativeConfig
-from lora_serve.config.speculative import DRAFT_MODEL, METHODS
+from lora_serve.config.speculative import LOOKED_UP, METHODS
 from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, CacheNamespace, NoAdapter
 from lora_serve.speculation.base import Drafter, Origin, RequestDrafter
 from lora_serve.speculation.methods import DRAFTERS, make_drafter
@@ -15,8 +15,6 @@ from lora_serve.speculation.past_answers import PastAnswers
 from lora_serve.speculation.suffix import SuffixDrafter
 
 RED, RED_2, BLUE = AdapterRef("red", b"1"), AdapterRef("red", b"2"), AdapterRef("blue", b"1")
-
-LOOKED_UP = [method for method in METHODS if method != DRAFT_MODEL]
 
 
 def origin(

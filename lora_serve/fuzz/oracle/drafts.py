@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from lora_serve.config import SpeculativeConfig
-from lora_serve.config.speculative import DRAFT_MODEL
+from lora_serve.config.speculative import DRAFT_MODEL, LOOKED_UP
 from lora_serve.fuzz.oracle.draft_model import lone_guesses
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import AdapterRef, NoAdapter
@@ -32,7 +32,7 @@ WhoseText = tuple[AdapterRef | NoAdapter, str, str]  # the version, salt and ten
 
 def drawn_speculation(rng: random.Random) -> SpeculativeConfig:
     """Nothing is guessed in every third trace; of these every other one drafts nothing at all."""
-    method = rng.choice((None, "ngram", "suffix"))
+    method = rng.choice((None, *LOOKED_UP))
     if method is None:
         max_step_rows = rng.choice((4, 16, 64))
         return SpeculativeConfig(
