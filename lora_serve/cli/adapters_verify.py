@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.checkpoint import CONFIG_NAME, own_shapes, read_adapter
 from lora_serve.cli.hub import is_hub_id, prepare_hub
+from lora_serve.demo.smollm2 import named_model
 from lora_serve.errors import AdapterFormatError, ConfigError, LoraServeError
 from lora_serve.model_info import Vocabulary
 from lora_serve.observability.sizes import shown_bytes
@@ -43,6 +45,7 @@ def shapes_of(model: str) -> Shapes:
     from lora_serve.models.source import load_spec, model_path
 
     prepare_hub([model], None)
+    model = named_model(model, lambda line: print(f"lora-serve: {line}", file=sys.stderr))
     directory = model_path(model, None, "auto", with_weights=False)
     spec = load_spec(directory, "auto")
     return adapted_modules(spec), spec.vocabulary()

@@ -12,7 +12,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "not start."
     )
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="directory or hub id of a model to be served"
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="directory, hub id or GGUF file of a model to be served, or smollm2",
     )
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.set_defaults(run=_run, parser=parser)

@@ -5,6 +5,7 @@ Reads the model's config alone, so what kernels add by packing weights is not co
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 from lora_serve.cli.doctor_finding import Finding, Level
@@ -12,6 +13,7 @@ from lora_serve.cli.doctor_machine import available_bytes
 from lora_serve.cli.hub import prepare_hub
 from lora_serve.config import CacheConfig
 from lora_serve.config.model import AUTO
+from lora_serve.demo.smollm2 import DTYPE, SMOLLM2, named_model
 from lora_serve.errors import ConfigError
 from lora_serve.models.base import ModelSpec, num_parameters
 from lora_serve.models.checkpoints.choose import format_of
@@ -29,23 +31,24 @@ def model_findings(model: str) -> list[Finding]:
     """Findings for `lora-serve serve MODEL` on the CPU, with all settings as they are."""
     try:
         prepare_hub([model], None)
-        path = model_path(model, None, AUTO, with_weights=False)
+        path = model_path(named_model(model, _tell), None, AUTO, with_weights=False)
         spec = load_spec(path)
-        value_bytes = VALUE_BYTES[dtype_name(AUTO, spec)]
+        dtype = dtype_name(DTYPE if model == SMOLLM2 else AUTO, spec)
     except ConfigError as error:
         return [Finding("model", str(error), Level.ERROR, "see docs/models.md for what is served")]
     told = f"{model}: {spec.architecture} from {format_of(path, AUTO).name}"
-    return [*_weights(told, spec, value_bytes), *_kv(spec, value_bytes)]
+    return [*_weights(told, spec, dtype), *_kv(spec, VALUE_BYTES[dtype])]
 
 
-def _weights(model: str, spec: ModelSpec, value_bytes: int) -> Iterator[Finding]:
+def _tell(line: str) -> None:
+    print(f"lora-serve: {line}", file=sys.stderr)
+
+
+def _weights(model: str, spec: ModelSpec, dtype: str) -> Iterator[Finding]:
     """model: as it is told."""
     count = num_parameters(spec)
-    size = count * value_bytes
-    told = (
-        f"{model}, {shown_count(count)} parameters, "
-        f"{dtype_name(AUTO, spec)}; weights {shown_bytes(size)}"
-    )
+    size = count * VALUE_BYTES[dtype]
+    told = f"{model}, {shown_count(count)} parameters, {dtype}; weights {shown_bytes(size)}"
     free = available_bytes()
     if size + RESERVED_BYTES > free:
         yield Finding(

