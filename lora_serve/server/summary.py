@@ -21,7 +21,7 @@ def start_summary(config: EngineConfig, server: ServerConfig, engine: EngineRead
     """A text by subject, in the order of a reader's interest."""
     summary = {
         "model": _model(config, engine),
-        "runs on": _device(engine),
+        "runs on": _device(config, engine),
         "KV cache": _kv_cache(config, engine),
         "adapters": _adapters(config),
         "limits": _limits(config),
@@ -71,9 +71,16 @@ def _model(config: EngineConfig, engine: EngineReady) -> str:
     )
 
 
-def _device(engine: EngineReady) -> str:
-    threads = f", {engine.num_threads} threads" if engine.num_threads else ""
-    return f"{engine.device}{threads}, kernels {engine.kernels}"
+def _device(config: EngineConfig, engine: EngineReady) -> str:
+    size = config.parallel.tensor_parallel_size
+    ranks = f", {size} ranks" if size > 1 else ""
+    each = " each" if size > 1 else ""
+    threads = f", {_counted(engine.num_threads, 'thread')}{each}" if engine.num_threads else ""
+    return f"{engine.device}{ranks}{threads}, kernels {engine.kernels}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + "s" * (count != 1)
 
 
 def _kv_cache(config: EngineConfig, engine: EngineReady) -> str:

@@ -12,6 +12,7 @@ from lora_serve.config import (
     EngineConfig,
     LoRAConfig,
     ModelConfig,
+    ParallelConfig,
     ServerConfig,
     SpeculativeConfig,
 )
@@ -53,6 +54,13 @@ def test_each_subject_is_told_with_its_numbers() -> None:
     assert "22 fit at once" in summary["KV cache"]
     assert summary["adapters"].startswith("1 loaded; 4 in one step, 32 in memory")
     assert summary["pages"].startswith("/ui (load, adapters and requests, and a playground), /docs")
+
+
+def test_ranks_are_told_with_the_threads_of_each() -> None:
+    ranks = replace(ENGINE, parallel=ParallelConfig(tensor_parallel_size=2))
+    ready = structs.replace(READY, num_threads=1)
+    told = start_summary(ranks, ServerConfig(), ready)["runs on"]
+    assert told == "cpu, 2 ranks, 1 thread each, kernels cpu-avx2-3"
 
 
 def test_only_pages_that_there_are_are_told() -> None:
