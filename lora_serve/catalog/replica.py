@@ -40,6 +40,9 @@ WATCH_SECONDS = 1.0  # of one wait for the store, so that the end is noticed
 ASK_SECONDS = 5.0  # for which a request waits until the store has been asked
 NUM_THREADS = 6  # two wait for the store all the time
 
+REQUESTS_GO_ON = "requests go on, changes of adapters are refused"
+REQUESTS_STOP = "requests for adapters are refused, and so are changes of adapters,"
+
 
 def seconds_with_sleep() -> float:
     """A clock that goes on while the machine sleeps, where there is one."""
@@ -76,7 +79,7 @@ class CatalogReplica:
         self._is_current = asyncio.Event()
         self._changed: dict[str, asyncio.Event] = {}  # by name; those who wait for it have one
         self._has_joined = False
-        self._has_told_of_loss = False
+        self._told_effect = ""  # of the store's loss; none while it answers
         self._replaced_by: Member | None = None
         self._rollouts = RolloutWatch(store, self._ask)
         self._work = EngineWork(self.view, engine, applied, self._note_change)
@@ -351,14 +354,15 @@ class CatalogReplica:
             self._has_news.set()
 
     def _note_store(self, error: CatalogUnavailableError | None) -> None:
-        """Write one line when the store is lost, and one when it is back."""
+        """Write a line when the store is lost, one if that stops requests, one when it is back."""
         if error is None and not self.is_store_up:
             logger.info("the catalog at %s answers", self._store.where)
-        if error is not None and not self._has_told_of_loss:
-            logger.warning(
-                "%s; requests go on, changes of adapters are refused until it answers", error
-            )
-        self._has_told_of_loss = error is not None
+        effect = ""
+        if error is not None:
+            effect = REQUESTS_GO_ON if self.view.is_current else REQUESTS_STOP
+            if effect != self._told_effect:
+                logger.warning("%s; %s until it answers", error, effect)
+        self._told_effect = effect
         self.is_store_up = error is None
 
     def _note_change(self, name: str) -> None:

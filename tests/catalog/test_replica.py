@@ -191,6 +191,30 @@ async def test_a_replica_that_slept_asks_before_it_admits(tmp_path: Path) -> Non
         assert await one.admit("a")
 
 
+async def test_the_log_says_whether_requests_go_on_without_the_store(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, clock = MemoryStore(), Clock()
+
+    def warnings() -> list[str]:
+        return [one.message for one in caplog.records if one.levelname == "WARNING"]
+
+    async with started(store, "one", clock=clock) as (one, _):
+        store.is_cut = True
+        await until(lambda: not one.is_store_up)
+        assert [" requests go on," in line for line in warnings()] == [True]
+        clock.now += 60
+        one.view.note_awake(clock.now)
+        await until(lambda: len(warnings()) == 2)
+        assert "requests for adapters are refused" in warnings()[1]
+        async with started(store, "two"):
+            await until(lambda: len(warnings()) == 3)
+            assert "requests for adapters are refused" in warnings()[2]
+        store.is_cut = False
+        await until(lambda: one.view.is_current)
+        assert len(warnings()) == 3
+
+
 async def test_the_dead_stay_named_until_they_are_forgotten(tmp_path: Path) -> None:
     store = MemoryStore()
     store.join(Member(replica_id="dead", address="http://dead", incarnation="1"))
