@@ -40,6 +40,15 @@ def run_engine(config: EngineConfig, message_address: str, reply_address: str) -
     set_up_logging(config.log, "engine")
     exit_with_any_thread()
     _exit_with_parent()
+    try:
+        _serve(config, message_address, reply_address)
+    except BaseException as error:  # else multiprocessing prints it past the log
+        logger.critical("the engine ends by an error that it did not expect", exc_info=error)
+        logging.shutdown()  # wait for that line
+        raise SystemExit(1) from None
+
+
+def _serve(config: EngineConfig, message_address: str, reply_address: str) -> None:
     context = zmq.Context()
     replies = context.socket(zmq.PUSH)
     replies.connect(reply_address)

@@ -34,8 +34,10 @@ def test_the_engine_thread_takes_the_process_with_it_and_waits_for_no_other() ->
     begin = time.monotonic()
     ended = lose("the engine's")
     assert ended.returncode == 1, ended.stderr
-    assert "Bug: a bug" in ended.stderr
     assert time.monotonic() - begin < SURVIVAL_SECONDS
+    entry = r"\S+ \S+ CRITICAL .*: the engine ends by an error .*\n(  .*\n)+  \S*Bug: a bug\n"
+    assert re.match(entry, ended.stderr), ended.stderr
+    assert "\nTraceback" not in ended.stderr, "beside the log"
 
 
 def test_every_thread_that_an_engine_starts_is_in_the_list() -> None:
