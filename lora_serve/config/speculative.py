@@ -209,7 +209,12 @@ class SpeculativeConfig:
 
 
 def _refuse_other_methods(given: str | Mapping[str, object]) -> None:
-    """Say of vLLM's other methods what there is in their place."""
+    """Say of vLLM's other methods what there is in their place, and how a method is named."""
+    if isinstance(given, str) and given in METHODS:
+        raise ConfigError(
+            f'--{_FLAG} {given} must be a JSON object: \'{{"method": "{given}"}}\', or give '
+            f"--{_FLAG}.method {given}"
+        )
     method = read_json(given, f"--{_FLAG}").get("method")
     if method is not None and method not in METHODS:
         raise ConfigError(f"--{_FLAG}: no method {method!r:.80}; have {', '.join(METHODS)}")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -42,6 +43,12 @@ def test_settings_as_json_or_as_a_mapping_are_those_of_the_flags() -> None:
 def test_what_drafts_nothing_here_is_refused(given: dict[str, object], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         SpeculativeConfig(speculative_config=given)
+
+
+def test_a_method_without_json_is_told_how_to_be_written() -> None:
+    told = r"""--speculative-config suffix must be a JSON object: '{"method": "suffix"}', or give"""
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        SpeculativeConfig(speculative_config="suffix")
 
 
 def test_speculation_can_be_left_to_the_server_or_switched_off() -> None:
