@@ -161,8 +161,8 @@ class DecoderShape:
             if own and counts != {each}:
                 ((name, _),) = linear.projections
                 raise ConfigError(
-                    f"--tensor-parallel-reduce: {place.world_size} ranks do not divide the "
-                    f"{self.num_segments} segments of {name}; choose gather, or another "
+                    f"--tensor-parallel-reduce: {place.world_size} ranks would cut some of "
+                    f"the {self.num_segments} segments of {name}; choose gather, or another "
                     "--tensor-parallel-size"
                 )
 

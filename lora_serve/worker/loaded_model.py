@@ -149,7 +149,9 @@ def _described(source: TensorSource, kept: Mapping[str, str], dtype: torch.dtype
     if not kept:
         if source.is_quantised:
             floats = str(dtype).removeprefix("torch.")
-            logger.info("%s: no codes are kept; all weights are %s", source.described, floats)
+            logger.info(
+                "%s: no codes are kept; weights are dequantised to %s", source.described, floats
+            )
         return source.described
     formats = Counter(kept.values())
     of_experts = Counter(form for name, form in kept.items() if ".experts." in name)

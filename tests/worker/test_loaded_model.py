@@ -17,7 +17,7 @@ from tests.fakes.tiny_models import ALL_MODELS, ONE_LAYER, save
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        (fp8(None), ["FP8 (F32, FP8): no codes are kept; all weights are float32"]),
+        (fp8(None), ["FP8 (F32, FP8): no codes are kept; weights are dequantised to float32"]),
         (
             gptq(4, 32),
             ["GPTQ (F32, GPTQ): codes are kept of 7 matrices of GPTQ; the others are floats"],

@@ -109,7 +109,11 @@ def test_columns_of_codes_are_the_weights_columns() -> None:
 @pytest.mark.parametrize(
     ("world_size", "num_segments", "message"),
     [
-        (3, 8, "3 ranks do not divide the 8 segments of model.layers.0.self_attn.o_proj; choose"),
+        (
+            3,
+            8,
+            "3 ranks would cut some of the 8 segments of model.layers.0.self_attn.o_proj; choose",
+        ),
         (1, 200, "makes 200 segments of 128 inputs; choose gather"),
     ],
 )
