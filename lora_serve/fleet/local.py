@@ -177,9 +177,10 @@ def _check_ranks(engine: EngineConfig, fleet: FleetConfig) -> None:
             "start a server on each node instead, under numactl"
         )
     replicas, ranks = _most_replicas(fleet), engine.parallel.tensor_parallel_size
-    if ranks == 1:
+    is_on_cards = engine.model.device == "cuda"
+    if ranks == 1 and not is_on_cards:  # which may share a core
         return
-    if engine.model.device == "cuda":  # as Ray reserves them (deployments.reserved)
+    if is_on_cards:  # as Ray reserves them (deployments.reserved)
         count, places = num_cards(), "GPUs that torch sees"
     else:
         count, places = default_num_threads(), "cores that may be used"

@@ -85,13 +85,18 @@ def test_ranks_of_replicas_have_a_core_each(
 
 
 def test_ranks_of_replicas_on_gpus_have_a_card_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Ray would wait for ever for cards that there are not."""
     monkeypatch.setattr(local, "num_cards", lambda: 3)
+    for ranks, replicas in ((2, 2), (1, 4)):
+        engine = EngineConfig(
+            model=ModelConfig(device="cuda"), parallel=ParallelConfig(tensor_parallel_size=ranks)
+        )
+        told = f"{replicas} replicas of --tensor-parallel-size {ranks} are 4 ranks, above the 3 GPU"
+        with pytest.raises(ConfigError, match=told):
+            local.check_fleet(engine, ServerConfig(), FleetConfig(replicas=replicas))
     engine = EngineConfig(
         model=ModelConfig(device="cuda"), parallel=ParallelConfig(tensor_parallel_size=2)
     )
-    told = "2 replicas of --tensor-parallel-size 2 are 4 ranks, above the 3 GPUs"
-    with pytest.raises(ConfigError, match=told):
-        local.check_fleet(engine, ServerConfig(), FleetConfig(replicas=2))
     deployments = pytest.importorskip("lora_serve.fleet.deployments")
     assert deployments.reserved(engine) == {"num_cpus": 1, "num_gpus": 2}
 
