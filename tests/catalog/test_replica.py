@@ -201,7 +201,7 @@ async def test_the_log_says_whether_requests_go_on_without_the_store(
 
     async with started(store, "one", clock=clock) as (one, _):
         store.is_cut = True
-        await until(lambda: not one.is_store_up)
+        await until(warnings)
         assert [" requests go on," in line for line in warnings()] == [True]
         clock.now += 60
         one.view.note_awake(clock.now)
