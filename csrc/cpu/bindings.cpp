@@ -328,6 +328,16 @@ class Backend {
                         pointer(y), rows, in_features, out_features});
   }
 
+  // y has half of out_features.
+  void gated_linear(int dtype, Address x, Address weight, Address bias, Address y, size_t rows,
+                    size_t in_features, size_t out_features, int gate) {
+    submit<GatedLinearCall>(
+        kernels_.gated_linear,
+        {{Dtype(dtype), pointer(x), pointer_to<uint32_t>(weight), pointer(bias), pointer(y), rows,
+          in_features, out_features},
+         Gate(gate)});
+  }
+
   std::unique_ptr<PackedQuantized> pack_quantized(int dtype, Address weight, int bits, size_t group,
                                                   size_t out_features, size_t in_features) {
     const QuantizedShape shape = quantized_shape(bits, group, out_features, in_features);
@@ -674,6 +684,7 @@ NB_MODULE(_cpu, m) {
       .def("embed", &Backend::embed)
       .def("pack_weight", &Backend::pack_weight)
       .def("linear", &Backend::linear)
+      .def("gated_linear", &Backend::gated_linear)
       .def("pack_quantized", &Backend::pack_quantized)
       .def("pack_codes", &Backend::pack_codes)
       .def("quantized_linear", &Backend::quantized_linear)

@@ -26,7 +26,16 @@ struct LinearCall {
   size_t rows, in_features, out_features;
 };
 
-// The same with a quantised weight. `linear.weight` is not looked at.
+enum class Gate { kSilu, kGeluTanh };
+
+// y = f(g) * u, where g and u are the halves of what `linear` gives, to its bits; see
+// gated_linear.h.   y (rows, out / 2); out / 2 is of whole pairs of panels.
+struct GatedLinearCall {
+  LinearCall linear;
+  Gate gate;
+};
+
+// `linear` with a quantised weight. `linear.weight` is not looked at.
 struct QuantizedLinearCall {
   LinearCall linear;
   QuantizedWeight weight;
@@ -241,6 +250,7 @@ struct AttentionCall {
 struct Kernels {
   const char* path;
   void (*linear)(const LinearCall&, Workers&);
+  void (*gated_linear)(const GatedLinearCall&, Workers&);
   void (*quantize)(const QuantizeCall&, Workers&);
   void (*pack_codes)(const PackCodesCall&, Workers&);
   void (*quantized_linear)(const QuantizedLinearCall&, Workers&);

@@ -46,21 +46,21 @@ static void finish_linear(const LinearCall& call, size_t row, size_t panel, cons
   }
 }
 
-#ifdef __AMX_BF16__
-
-// What becomes of the sums of tile_blocks.h.
+// What becomes of the sums of one product.
 template <class T>
 struct FinishLinear {
+  static constexpr size_t kProducts = 1;
   const LinearCall& call;
 
+  void panel(size_t, size_t row, size_t panel, const float* sums) const {
+    finish_linear<T>(call, row, panel, sums);
+  }
+
+#ifdef __AMX_BF16__
   // Asks for the rows of y that a block will write to: nothing else has read them before.
   void prepare(size_t row, size_t panel) const {
     const T* y = static_cast<const T*>(call.y) + row * call.out_features + panel * kLanes;
     for (size_t r = 0; r < kRowsOfBlock; ++r) __builtin_prefetch(y + r * call.out_features, 1);
-  }
-
-  void panel(size_t row, size_t panel, const float* sums) const {
-    finish_linear<T>(call, row, panel, sums);
   }
 
   void block(size_t row, size_t panel, const float* sums) const {
@@ -82,30 +82,36 @@ struct FinishLinear {
       store(y + kLanes, has_bias ? add(second, right) : second);
     }
   }
+#endif
 };
 
-template <class T>
-static void linear_in_blocks(const LinearCall& call, const PanelProduct<Bfloat16Tiles>& product,
-                             Team team, Workers& workers) {
-  const BlockTasks tasks(call.rows, product.num_panels, product.num_words, team);
-  const size_t floats = tasks.waiting_sums();
+#ifdef __AMX_BF16__
+
+template <class Finish>
+static void products_in_blocks(size_t rows, const PanelProduct<Bfloat16Tiles>& product, Team team,
+                               Workers& workers, const Finish& finish) {
+  const BlockTasks tasks(rows, product.num_panels, product.num_words, team);
+  const size_t floats = Finish::kProducts * tasks.waiting_sums();
   const size_t bytes = static_cast<size_t>(team.num_threads) * floats * sizeof(float);
   float* waiting = floats == 0 ? nullptr : static_cast<float*>(workers.scratch.take(bytes));
   for_each_task(team, tasks.count(), [&](size_t task, int thread) {
     float* own = floats == 0 ? nullptr : waiting + static_cast<size_t>(thread) * floats;
-    product_of_task(product, tasks, task, own, FinishLinear<T>{call});
+    product_of_task(product, tasks, task, own, finish);
   });
 }
 
 #endif
 
-template <class T>
-static void linear_of(const LinearCall& call, Workers& workers) {
+// Finish::kProducts products of the same rows, of call.out_features each; their weights lie one
+// behind another.
+template <class T, class Finish>
+static void multiply_rows(const LinearCall& call, Workers& workers, const Finish& finish) {
   using Dot = typename DotFor<T>::Type;
   const size_t words = words_along(call.in_features, sizeof(T));
   const size_t panels = ceil_div(call.out_features, kLanes);
   const size_t row_blocks = ceil_div(call.rows, kMaxRows);
-  const Team team = workers.team(panels * words * kLanes * 4 * row_blocks >= kParallelBytes);
+  const size_t weight_bytes = Finish::kProducts * panels * words * kLanes * sizeof(uint32_t);
+  const Team team = workers.team(weight_bytes * row_blocks >= kParallelBytes);
 
   const size_t left_size = left_bytes<Dot, T>(call.rows, call.in_features);
   void* memory = workers.scratch.take(left_size);
@@ -117,7 +123,7 @@ static void linear_of(const LinearCall& call, Workers& workers) {
 #ifdef __AMX_BF16__
   if constexpr (kInTiles<Dot>) {
     const bool has_blocks = left_size == 0 && has_tile_blocks(call.rows, words);
-    if (has_blocks) return linear_in_blocks<T>(call, product, team, workers);
+    if (has_blocks) return products_in_blocks(call.rows, product, team, workers, finish);
   }
 #endif
 
@@ -130,10 +136,13 @@ static void linear_of(const LinearCall& call, Workers& workers) {
   for_each_task(team, num_chunks * ranges, [&](size_t task, int) {
     const Range rows = part_of(call.rows, num_chunks, task / ranges);
     const Range columns = part_of_panels(panels, ranges, task % ranges);
-    product_of(product, rows, columns, [&](size_t row, size_t panel, const float* sums) {
-      finish_linear<T>(call, row, panel, sums);
-    });
+    products_of(product, rows, columns, finish);
   });
+}
+
+template <class T>
+static void linear_of(const LinearCall& call, Workers& workers) {
+  multiply_rows<T>(call, workers, FinishLinear<T>{call});
 }
 
 }  // namespace lora_serve::LORA_SERVE_PATH

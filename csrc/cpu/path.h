@@ -12,6 +12,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "experts.h"
+#include "gated_linear.h"
 #include "integer_linear.h"
 #include "kernels.h"
 #include "layer_norm.h"
@@ -60,6 +61,17 @@ LORA_SERVE_BY_DTYPE(screen_norms, ScreenNormsCall)
 
 #undef LORA_SERVE_BY_DTYPE
 
+static void gated_linear(const GatedLinearCall& call, Workers& workers) {
+  switch (call.linear.dtype) {
+    case Dtype::kFloat32:
+      return gated_linear_of<float>(call, workers);
+    case Dtype::kFloat16:
+      return gated_linear_of<Float16>(call, workers);
+    case Dtype::kBfloat16:
+      return gated_linear_of<Bfloat16>(call, workers);
+  }
+}
+
 static void quantized_linear(const QuantizedLinearCall& call, Workers& workers) {
   switch (call.linear.dtype) {
     case Dtype::kFloat32:
@@ -92,6 +104,7 @@ static void screened_tokens(const ScreenedCall& call, Workers& workers) {
 static constexpr Kernels table(const char* path) {
   return {path,
           linear,
+          gated_linear,
           quantize,
           pack_codes,
           quantized_linear,

@@ -5,14 +5,33 @@
 // products, where one tile of rows times four panels needs five for four. Long rows are cut into
 // segments, so that a chunk's rows of one segment stay in L2 while all pairs of a task pass; a
 // block's sums wait in memory, as they are, for the next segment.
+//
+// Several products of the same rows may be finished together, block by block: Finish::kProducts of
+// as many panels each, whose weights lie one behind another.
 
 #pragma once
 
 #include "tiles.h"
 
-#ifdef __AMX_BF16__
-
 namespace lora_serve::LORA_SERVE_PATH {
+
+template <class Dot>
+static size_t words_of_panels(const PanelProduct<Dot>& product) {
+  return product.num_panels * product.num_words * kLanes;
+}
+
+// finish.panel(index, row, panel, sums) for all of each product, one after another.
+template <class Dot, class Finish>
+static void products_of(PanelProduct<Dot> product, Range rows, Range panels, const Finish& finish) {
+  for (size_t i = 0; i < Finish::kProducts; ++i) {
+    product_of(product, rows, panels, [&](size_t row, size_t panel, const float* sums) {
+      finish.panel(i, row, panel, sums);
+    });
+    product.packed += words_of_panels(product);
+  }
+}
+
+#ifdef __AMX_BF16__
 
 constexpr size_t kRowsOfBlock = 2 * kRowsOfTile;
 constexpr size_t kSumsOfRow = kPair * kLanes;
@@ -58,7 +77,7 @@ struct BlockTasks {
     return {blocks.begin * kRowsOfBlock, is_last ? rows : blocks.end * kRowsOfBlock};
   }
   Range panels_of(size_t task) const { return part_of_panels(panels, ranges, task % ranges); }
-  // Floats that wait between segments in one task.
+  // Floats that wait between segments in one task, of one product.
   size_t waiting_sums() const {
     if (segments == 1) return 0;
     const size_t pairs = ceil_div(panels, kPair);
@@ -116,7 +135,7 @@ SIMD_INLINE void store_block_sums(float* sums) {
   settle(sums);
 }
 
-SIMD_INLINE void multiply_tile_block(const TileBlock& block, LinesInto2& fetch) {
+SIMD_INLINE void multiply_tile_block(const TileBlock& block, LinesInto2 fetch) {
   constexpr size_t kWords = kPair * kLanes, kStride = kWords * sizeof(uint32_t);
   const size_t stride = block.left.stride;
   TileRows above = block.left, below = block.left.from(kRowsOfTile * stride);
@@ -138,8 +157,9 @@ SIMD_INLINE void multiply_tile_block(const TileBlock& block, LinesInto2& fetch) 
   }
 }
 
-// One segment of all blocks times one pair. waiting: kSumsOfBlock of each block, where there are
-// more segments. due: what is multiplied after this, of the same size.
+// One segment of all blocks times one pair of each product. waiting: kSumsOfBlock of each block and
+// product, where there are more segments. due: what is multiplied after this, of the same size, in
+// the first product.
 template <class Finish>
 static void multiply_pair_in_blocks(const PanelProduct<Bfloat16Tiles>& product, Range rows,
                                     size_t panel, Range steps, const uint32_t* due, float* waiting,
@@ -149,25 +169,31 @@ static void multiply_pair_in_blocks(const PanelProduct<Bfloat16Tiles>& product, 
   const size_t num_blocks = (rows.end - rows.begin) / kRowsOfBlock;
   const bool is_first = steps.begin == 0, is_last = steps.end * kTileWords == product.num_words;
   const uint32_t* right = product.packed + panel * product.num_words * kLanes;
-  LinesInto2 fetch{reinterpret_cast<const char*>(due),
-                   ceil_div(kStepWords * sizeof(uint32_t) / 64, num_blocks)};
-  alignas(64) float done[kSumsOfBlock];
+  constexpr size_t kSums = Finish::kProducts * kSumsOfBlock;
+  const size_t product_words = words_of_panels(product);
+  const size_t lines_of_step = ceil_div(kStepWords * sizeof(uint32_t) / 64, num_blocks);
+  alignas(64) float done[kSums];
   for (size_t b = 0; b < num_blocks; ++b) {
     const size_t row = rows.begin + b * kRowsOfBlock;
     const Bfloat16* left = product.left + row * product.left_stride;
-    float* const at = waiting + (waiting == nullptr ? 0 : b * kSumsOfBlock);
+    float* const at = waiting + (waiting == nullptr ? 0 : b * kSums);
     if (is_last) finish.prepare(row, panel);
-    if (is_first) {
-      clear_tiles<4>();
-    } else {
-      load_block_sums(at);
+#pragma GCC unroll 2
+    for (size_t i = 0; i < Finish::kProducts; ++i) {
+      if (is_first) {
+        clear_tiles<4>();
+      } else {
+        load_block_sums(at + i * kSumsOfBlock);
+      }
+      multiply_tile_block({{left + steps.begin * kTileWords * kPerWord<Bfloat16>,
+                            product.left_stride * sizeof(Bfloat16)},
+                           right + i * product_words + steps.begin * kStepWords,
+                           num_steps},
+                          {reinterpret_cast<const char*>(due + i * product_words) +
+                               64 * lines_of_step * num_steps * b,
+                           lines_of_step});
+      store_block_sums((is_last ? done : at) + i * kSumsOfBlock);
     }
-    multiply_tile_block({{left + steps.begin * kTileWords * kPerWord<Bfloat16>,
-                          product.left_stride * sizeof(Bfloat16)},
-                         right + steps.begin * kStepWords,
-                         num_steps},
-                        fetch);
-    store_block_sums(is_last ? done : at);
     if (is_last) finish.block(row, panel, done);
   }
 }
@@ -178,7 +204,7 @@ static void product_of_blocks(const PanelProduct<Bfloat16Tiles>& product, Range 
                               size_t segments, float* waiting, const Finish& finish) {
   constexpr size_t kStepWords = kTileWords * kPair * kLanes;
   const size_t pair_words = product.num_words * kPair * kLanes;
-  const size_t pair_sums = (rows.end - rows.begin) * kSumsOfRow;
+  const size_t pair_sums = Finish::kProducts * (rows.end - rows.begin) * kSumsOfRow;
   configure_whole_tiles();
   for (size_t s = 0; s < segments; ++s) {
     const Range steps = part_of(product.num_words / kTileWords, segments, s);
@@ -195,21 +221,19 @@ static void product_of_blocks(const PanelProduct<Bfloat16Tiles>& product, Range 
 }
 
 // All rows and panels of a task. finish.prepare(row, panel) comes before finish.block(row, panel,
-// sums), which takes 32 rows of 32 sums, and finish.panel(row, panel, sums), which takes 16.
+// sums), which takes 32 rows of 32 sums of each product, and finish.panel(index, row, panel, sums),
+// which takes 16 of a product, earlier products' first. waiting: tasks.waiting_sums() of each.
 template <class Finish>
 static void product_of_task(const PanelProduct<Bfloat16Tiles>& product, const BlockTasks& tasks,
                             size_t task, float* waiting, const Finish& finish) {
   const Range rows = tasks.rows_of(task), panels = tasks.panels_of(task);
   const Range blocks{rows.begin, rows.end / kRowsOfBlock * kRowsOfBlock};
   const Range pairs{panels.begin, panels.end / kPair * kPair};
-  const auto finish_panel = [&](size_t row, size_t panel, const float* sums) {
-    finish.panel(row, panel, sums);
-  };
   product_of_blocks(product, blocks, pairs, tasks.segments, waiting, finish);
-  product_of(product, blocks, {pairs.end, panels.end}, finish_panel);
-  product_of(product, {blocks.end, rows.end}, panels, finish_panel);
+  products_of(product, blocks, {pairs.end, panels.end}, finish);
+  products_of(product, {blocks.end, rows.end}, panels, finish);
 }
 
-}  // namespace lora_serve::LORA_SERVE_PATH
-
 #endif
+
+}  // namespace lora_serve::LORA_SERVE_PATH

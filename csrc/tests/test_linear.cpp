@@ -37,6 +37,36 @@ std::vector<double> exact(const Array& x, const Array& weight, const Array& bias
   return y;
 }
 
+constexpr Shape kGatedShapes[] = {{1, 33, 64},  {13, 64, 192},  {40, 96, 64},
+                                  {70, 64, 192}, {33, 1312, 128}, {150, 64, 64}};
+
+// The product and then the activation give the bits that both at once give; a bias or none.
+void test_gated_linear(const Kernels& kernels, Dtype dtype, const Shape& shape, bool has_bias) {
+  Workers three(3);
+  const Case c{&kernels, dtype,
+               "gated linear " + std::to_string(shape.rows) + " x " +
+                   std::to_string(shape.in_features) + " -> " + std::to_string(shape.out_features)};
+  const Array x = Array::random(dtype, shape.rows * shape.in_features, 1);
+  const Array weight = Array::random(dtype, shape.out_features * shape.in_features, 2);
+  const Array bias = Array::random(dtype, shape.out_features, 3);
+  const WordBuffer words = packed(weight, shape, three);
+  const size_t width = shape.out_features / 2;
+  const Array both = Array::nans(dtype, shape.rows * shape.out_features);
+  const void* added = has_bias ? bias.data() : nullptr;
+  LinearCall call{dtype,       x.data(),   words.get(),       added,
+                  both.data(), shape.rows, shape.in_features, shape.out_features};
+  kernels.linear(call, three);
+  for (const Gate gate : {Gate::kSilu, Gate::kGeluTanh}) {
+    const auto activate = gate == Gate::kSilu ? kernels.silu_and_mul : kernels.gelu_tanh_and_mul;
+    const Array expected = Array::nans(dtype, shape.rows * width);
+    activate({dtype, both.data(), expected.data(), shape.rows, width}, three);
+    const Array y = Array::nans(dtype, shape.rows * width);
+    call.y = y.data();
+    kernels.gated_linear({call, gate}, three);
+    expect_same_bits(c, y, expected, "the product and then the activation have the same bits");
+  }
+}
+
 }  // namespace
 
 void test_linear(const Kernels& kernels, Dtype dtype) {
@@ -62,6 +92,10 @@ void test_linear(const Kernels& kernels, Dtype dtype) {
     const Array alone = Array::nans(dtype, y.size());
     for (size_t t = 0; t < shape.rows; ++t) run(t, 1, one, alone);
     expect_same_bits(c, alone, y, "a row alone has the same bits");
+  }
+  for (const Shape& shape : kGatedShapes) {
+    test_gated_linear(kernels, dtype, shape, true);
+    test_gated_linear(kernels, dtype, shape, false);
   }
 }
 

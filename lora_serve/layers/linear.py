@@ -6,6 +6,7 @@ an adapter's deltas address the projections by their first output column.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -55,6 +56,13 @@ class Linear:
         if rows.biases:
             add_biases(y, rows.biases, self._index)
         return y if self._gather_out is None else self._gather_out(y)
+
+    def fused_with(self, activation: str) -> Callable[[Tensor], Tensor] | None:
+        """This layer and its gated activation as one kernel, for rows that nothing is added to."""
+        fuse = self._ops.fuse_gated
+        if fuse is None or self._gather_in is not None or self._gather_out is not None:
+            return None
+        return fuse(self._packed, activation)
 
 
 def packed(ops: Ops, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> PackedLinear:

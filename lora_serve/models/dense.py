@@ -17,7 +17,7 @@ from lora_serve.distributed.shares import HeadChannels, place_of
 from lora_serve.layers.attention import Attention
 from lora_serve.layers.host_made import Clip
 from lora_serve.layers.limited_swiglu import LimitedSwiGLU
-from lora_serve.layers.mlp import GatedMLP, PlainMLP
+from lora_serve.layers.mlp import GatedMLP, PlainMLP, gated_activation
 from lora_serve.layers.norm import (
     LayerNorm,
     LayerNormOfEachHead,
@@ -234,21 +234,20 @@ class _LayerBuilder:
         return whole[own.start : own.stop].to(torch.float32).contiguous()
 
     def _mlp(self) -> MLP:
-        spec, rowwise = self._spec, self._ops.rowwise
+        spec = self._spec
         linears = spec.layer_linears(self._layer).mlp
-        gates = {"silu": rowwise.silu_and_mul, "gelu_tanh": rowwise.gelu_tanh_and_mul}
-        act_and_mul: Callable[[Tensor], Tensor] = gates[spec.activation]
         gated = None
         if linears is not None:
             into = self._parts.linear(linears.into)
             out = self._parts.gathered_linear(linears.out)
             if not spec.is_gated:
-                return PlainMLP(into, rowwise.gelu_tanh, out)
-            gated = GatedMLP(into, act_and_mul, out)
+                return PlainMLP(into, self._ops.rowwise.gelu_tanh, out)
+            gated = GatedMLP(self._ops, into, spec.activation, out)
         mixture = spec.mixture_of(self._layer)
-        if mixture is not None and mixture.swiglu is not None:
-            act_and_mul = LimitedSwiGLU(self._ops, mixture.swiglu)
         if mixture is not None:
+            act_and_mul = gated_activation(self._ops, spec.activation)
+            if mixture.swiglu is not None:
+                act_and_mul = LimitedSwiGLU(self._ops, mixture.swiglu)
             return self._parts.experts(mixture, self._layer, act_and_mul, gated)
         assert gated is not None, "a layer has an MLP or experts"
         return gated

@@ -162,7 +162,7 @@ def _build_layer(
     assert linears.mlp is not None, "a Gemma has no experts"
     mlp_in = parts.linear(linears.mlp.into)
     mlp_out = parts.gathered_linear(linears.mlp.out)
-    mlp = GatedMLP(mlp_in, ops.rowwise.gelu_tanh_and_mul, mlp_out)
+    mlp = GatedMLP(ops, mlp_in, "gelu_tanh", mlp_out)
     return SequentialLayer(ops, attention, mlp, LayerNorms(*map(norm, _LAYER_NORMS)))
 
 

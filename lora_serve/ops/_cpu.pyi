@@ -149,6 +149,19 @@ class Backend:
         out_features: int,
         /,
     ) -> None: ...
+    def gated_linear(
+        self,
+        dtype: int,
+        x: int,
+        weight: int,
+        bias: int,
+        y: int,
+        rows: int,
+        in_features: int,
+        out_features: int,
+        gate: int,
+        /,
+    ) -> None: ...
     def pack_quantized(
         self,
         dtype: int,

@@ -11,7 +11,7 @@ request: how tokens are sampled from logits is `lora_serve.sampling`'s.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NewType, Protocol, TypeVar, cast, runtime_checkable
 
@@ -121,6 +121,19 @@ class LinearKernels(Protocol[LinearT]):
 
     def linear(self, x: Tensor, packed: LinearT, /) -> Tensor:
         """Give x @ weight.T + bias of x (T, in): (T, out), rounded once, after the bias."""
+
+
+class FuseGated(Protocol[LinearInT]):
+    """Makes one kernel of a packed weight (2 I, in), gate's outputs first, and its activation."""
+
+    def __call__(self, packed: LinearInT, activation: str, /) -> Callable[[Tensor], Tensor] | None:
+        """Give what makes (T, I) of x (T, in), with the bits of `linear` and then the activation.
+
+        activation: silu or gelu_tanh, which `RowwiseKernels` has as `silu_and_mul` and so on.
+
+        Returns:
+            None where the two kernels by themselves serve this weight.
+        """
 
 
 class PackQuantized(Protocol[LinearOutT]):
@@ -411,6 +424,7 @@ class Ops:
     pack_quantized, pack_codes, pack_screen: for `linears`; None where there are no such kernels.
     graph_plans: None where nothing is ever captured. record: for a backend that notes its own
         calls, of decodes alone; None where the device records.
+    fuse_gated: of `linears` and `rowwise` of one backend; None where there are no such kernels.
     plan_pairs: for `adapters`; None where the host plans the deltas of experts.
     host_calls: for a backend that notes its own calls; None where the host's work needs no note.
     kept_packing: of `linears` and `experts`; None where packed weights are not kept.
@@ -434,6 +448,7 @@ class Ops:
     host_calls: HostCalls | None
     runtime: Runtime
     plan_pairs: PlanPairs[PackedAdapter, LoRAPlan] | None = None
+    fuse_gated: FuseGated[PackedLinear] | None = None
 
     @classmethod
     def of_one_backend(
@@ -456,6 +471,7 @@ class Ops:
         record: Record | None = None,
         host_calls: HostCalls | None = None,
         plan_pairs: PlanPairs[AdapterT, LoRAPlanT] | None = None,
+        fuse_gated: FuseGated[LinearT] | None = None,
     ) -> Ops:
         """Groups that take what each other make. From here on only they know its types."""
         return cls(
@@ -476,4 +492,5 @@ class Ops:
             host_calls=host_calls,
             runtime=runtime,
             plan_pairs=cast(PlanPairs[PackedAdapter, LoRAPlan] | None, plan_pairs),
+            fuse_gated=cast(FuseGated[PackedLinear] | None, fuse_gated),
         )

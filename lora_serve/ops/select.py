@@ -153,8 +153,8 @@ def _swap(ops: Ops, group: str, source: Ops) -> Ops:
     swapped: dict[str, Any] = {name: getattr(source, name) for name in OP_GROUPS[group]}
     if group in ROWWISE_OPS:
         swapped["rowwise"] = _swap_rowwise(ops.rowwise, group, source.rowwise)
-    # Plans of two backends cannot be captured by the rules of one.
-    swapped.update(graph_plans=None, record=None)
+    # Plans of two backends cannot be captured by the rules of one, nor their kernels be fused.
+    swapped.update(graph_plans=None, record=None, fuse_gated=None)
     numerics = f"{ops.numerics},{group}={source.numerics}"
     return replace(ops, numerics=numerics, **swapped)
 

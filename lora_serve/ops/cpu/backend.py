@@ -63,6 +63,7 @@ class CpuKernels:
             record=self._recorder.record,
             host_calls=self._recorder,
             runtime=Runtime("cpu", self.native),
+            fuse_gated=linears.fuse_gated,
         )
 
 

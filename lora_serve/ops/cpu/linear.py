@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,9 +30,12 @@ from lora_serve.ops.quantization import CodeFormat, QuantizedWeight
 OUTPUTS_SIDE_BY_SIDE = 32
 WORD_BYTES = 4
 
+# `Gate` of csrc/cpu/kernels.h.
+GATES = {"silu": 0, "gelu_tanh": 1}
+
 
 class CpuLinears:
-    """`LinearKernels` on one path, with `pack_quantized`, `pack_codes` and `pack_screen`."""
+    """`LinearKernels` on one path, with `fuse_gated` and what else packs weights."""
 
     def __init__(self, native: Backend, recorder: Recorder, packing: CpuPacking) -> None:
         self._native = native
@@ -75,6 +79,30 @@ class CpuLinears:
             rows,
             in_features,
             out_features,
+        )
+        return y
+
+    def fuse_gated(self, packed: Packed, activation: str) -> Callable[[Tensor], Tensor] | None:
+        """None for codes, and where up's outputs begin beside the gate's last ones."""
+        if not isinstance(packed, PackedLinear) or packed.out_features % (2 * OUTPUTS_SIDE_BY_SIDE):
+            return None
+        return partial(self._gated_linear, packed, GATES[activation])
+
+    def _gated_linear(self, packed: PackedLinear, gate: int, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        rows, in_features = x.shape
+        assert in_features == packed.in_features, f"x has {in_features}, not {packed.in_features}"
+        y = self._recorder.new(rows, packed.out_features // 2, dtype=x.dtype)
+        self._native.gated_linear(
+            packed.code,
+            x.data_ptr(),
+            packed.address,
+            packed.bias_address,
+            y.data_ptr(),
+            rows,
+            in_features,
+            packed.out_features,
+            gate,
         )
         return y
 

@@ -27,4 +27,5 @@ REFERENCE = Ops.of_one_backend(
     adapters=lora,
     attention=attention,
     runtime=Runtime("reference"),
+    fuse_gated=linear.fuse_gated,
 )

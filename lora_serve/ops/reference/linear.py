@@ -8,6 +8,7 @@ of whole numbers below 2^24 and so exact in any order; the native kernels give t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn.functional import pad
 
 from lora_serve.ops.quantization import CodeFormat, QuantizedWeight, quantize
 from lora_serve.ops.reference.arithmetic import PANEL_COLUMNS, product, rows_may_share_a_tile
+from lora_serve.ops.reference.rowwise import gelu_tanh_and_mul, silu_and_mul
 
 MOST = torch.tensor(127.0)  # a tensor: torch takes a number's quotient by the reciprocal
 LEAST_MAGNITUDE = 2.0**-100
@@ -79,6 +81,11 @@ def linear(x: Tensor, packed: Packed) -> Tensor:
     if packed.bias is not None:
         y += packed.bias
     return y.to(x.dtype)
+
+
+def fuse_gated(packed: Packed, activation: str) -> Callable[[Tensor], Tensor]:
+    act_and_mul = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}[activation]
+    return lambda x: act_and_mul(linear(x, packed))
 
 
 def integer_linear(x: Tensor, packed: PackedCodes) -> Tensor:
