@@ -14,6 +14,7 @@ from lora_serve.structured_output.backend import Grammar, Matcher, refusal
 from lora_serve.structured_output.guesses import FollowedGuess
 from lora_serve.structured_output.outlook import Outlooks
 from lora_serve.structured_output.service import MaskReply
+from lora_serve.structured_output.wire import Open
 from lora_serve.structured_outputs import Guess, MaskedDrafts, StructuredOutput, bitmask_of_one
 
 Outlook = bytes | InvalidRequestError | None  # a mask, or why there is none; None: nothing follows
@@ -53,15 +54,17 @@ class GrammarCache:
 
 @dataclass(slots=True)
 class _Answer:
-    """ahead: forced tokens that the matcher has, and the answer has not yet.
+    """is_alone: no other answer has used its grammar.
 
+    ahead: forced tokens that the matcher has, and the answer has not yet.
     outlook: what may follow all that the matcher has; of no meaning where `is_known` is not set.
     """
 
     constraint: StructuredOutput
     matcher: Matcher
     allows_eos: bool
-    num_tokens: int = 0
+    is_alone: bool
+    token_ids: list[int] = field(default_factory=list)
     ahead: deque[int] = field(default_factory=deque)
     outlook: Outlook = None
     is_known: bool = False
@@ -102,30 +105,41 @@ class Answers:
         token_ids: Sequence[int] = (),
         *,
         allows_eos: bool = True,
-    ) -> MaskReply:
-        """Begin an answer that has these tokens already."""
-        self._answers[request_id] = _Answer(constraint, grammar.matcher(), allows_eos)
+        is_alone: bool = False,
+    ) -> MaskReply | Open:
+        """Begin an answer that has these tokens already. Returns what `advance` does.
+
+        is_alone: the grammar was compiled for this answer, and is not in the cache.
+        """
+        self._answers[request_id] = _Answer(constraint, grammar.matcher(), allows_eos, is_alone)
         return self.advance(request_id, token_ids)
 
     def constraint_of(self, request_id: str) -> StructuredOutput:
         return self._answers[request_id].constraint
 
-    def advance(self, request_id: str, token_ids: Sequence[int]) -> MaskReply:
+    def advance(self, request_id: str, token_ids: Sequence[int]) -> MaskReply | Open:
+        """What may follow these tokens; or how to begin the answer again, with a new grammar.
+
+        What answers of one grammar find out of it they share, guesses too, and so its limits: only
+        where it fails at an answer that has one alone, that is refused.
+        """
         answer = self._answers[request_id]
-        answer.num_tokens += len(token_ids)
+        answer.token_ids += token_ids
+        num_tokens = len(answer.token_ids)
         try:
             self._go_on(answer, token_ids)
         except InvalidRequestError as error:
-            # Earlier answers may have grown what all of this grammar share: the next one is new.
             self._cache.discard(answer.constraint)
             self.end(request_id)
-            return MaskReply(request_id, answer.num_tokens, error=str(error))
+            if answer.is_alone:
+                return MaskReply(request_id, num_tokens, error=str(error))
+            return Open(request_id, answer.constraint, answer.allows_eos, (*answer.token_ids,))
         mask = answer.outlook if isinstance(answer.outlook, bytes) else None
         if not answer.ahead:
-            return MaskReply(request_id, answer.num_tokens, mask, is_finished=mask is None)
+            return MaskReply(request_id, num_tokens, mask, is_finished=mask is None)
         return MaskReply(
             request_id,
-            answer.num_tokens,
+            num_tokens,
             bitmask_of_one(answer.ahead[0]),
             drafts=_forced_drafts(answer.ahead, mask),
         )
@@ -133,10 +147,11 @@ class Answers:
     def follow(self, reply: MaskReply, guess: Guess) -> FollowedGuess | None:
         """Begin to look how far a guess is permitted; None if it is not.
 
+        A guess uses the limits of its grammar, so none is followed where the answer has one alone.
         reply: the last one of `advance`.
         """
         answer = self._answers.get(reply.request_id)
-        if answer is None or not isinstance(answer.outlook, bytes):
+        if answer is None or answer.is_alone or not isinstance(answer.outlook, bytes):
             return None
         return FollowedGuess(
             reply,

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -51,16 +51,26 @@ class Compiled(msgspec.Struct, frozen=True):
     grammar: Grammar | None = None
 
 
+class CompiledAlone(msgspec.Struct, frozen=True):
+    """A grammar for one answer, which other answers' use of the shared one may have failed."""
+
+    request_id: str
+    grammar: Grammar | None = None
+    error: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class _Begin:
     message: Open
     grammar: Grammar
+    is_alone: bool = False
 
 
 _Task = _Begin | NewTokens
 
 
-Inbox = queue.SimpleQueue[Open | Advance | Close | Compiled | None]  # None: the engine is gone
+_Message = Open | Advance | Close | Compiled | CompiledAlone
+Inbox = queue.SimpleQueue[_Message | None]  # None: the engine is gone
 
 
 class GrammarServer:
@@ -85,6 +95,7 @@ class GrammarServer:
         self._turns: Turns[_Task] = Turns()
         self._guesses = GuessQueue(at_work)
         self._waiting = CompileQueue()
+        self._begun_again: dict[str, Open] = {}  # answers that wait for grammars of their own
         self._refusals: dict[StructuredOutput, str] = {}  # oldest first
         self._compilers = ThreadPoolExecutor(len(trials), "grammar-compiler")
 
@@ -99,7 +110,7 @@ class GrammarServer:
                 if message is None:
                     return
                 replies += self._take_in(message)
-                if isinstance(message, Compiled):
+                if isinstance(message, Compiled | CompiledAlone):
                     connection.send_bytes(encoder.encode([]))
                 if not self._turns and replies:
                     break
@@ -114,7 +125,7 @@ class GrammarServer:
         if self._turns:
             task = self._turns.take()
             reply = self._compute(task)
-            if not self._begin_guess(task, reply):
+            if reply is not None and not self._begin_guess(task, reply):
                 replies.append(reply)
         if not self._turns:
             return replies + self._guesses.follow(self.inbox.empty, GUESS_SECONDS)
@@ -122,7 +133,7 @@ class GrammarServer:
             return replies + self._guesses.take()
         return replies
 
-    def _take_in(self, message: Open | Advance | Close | Compiled) -> list[MaskReply]:
+    def _take_in(self, message: _Message) -> list[MaskReply]:
         """Give what is asked for its turn; refusals that need none."""
         replies: list[MaskReply] = []
         match message:
@@ -137,20 +148,29 @@ class GrammarServer:
                 self._answers.end(message.request_id)
                 self._turns.discard(message.request_id)
                 self._guesses.close(message.request_id)
+                self._begun_again.pop(message.request_id, None)
                 if (unwanted := self._waiting.discard(message.request_id)) is not None:
                     self._busy_trials[unwanted].cancel()
             case Compiled():
                 replies = self._note_compiled(message)
+            case CompiledAlone():
+                replies = self._note_compiled_alone(message)
         self._compile_next()
         return replies
 
-    def _compute(self, task: _Task) -> MaskReply:
+    def _compute(self, task: _Task) -> MaskReply | None:
+        """A reply; None where the answer begins again before it has one."""
         if isinstance(task, _Begin):
-            return self._begin(task.message, task.grammar)
-        self._at_work.note(task.request_id)
-        reply = self._answers.advance(task.request_id, task.token_ids)
-        self._at_work.note("")
-        return reply
+            reply = self._begin(task)
+        else:
+            self._at_work.note(task.request_id)
+            reply = self._answers.advance(task.request_id, task.token_ids)
+            self._at_work.note("")
+        if isinstance(reply, MaskReply):
+            return reply
+        self._begun_again[reply.request_id] = reply
+        self._compilers.submit(self._compile_alone, reply)
+        return None
 
     def _begin_guess(self, task: _Task, reply: MaskReply) -> bool:
         """Let the guess be followed that came with the tokens, if any can be; then it replies."""
@@ -175,31 +195,35 @@ class GrammarServer:
         task = self._turns.get(request_id)
         if isinstance(task, _Begin):
             self._turns.discard(request_id)
-            all_tokens = task.message.token_ids + token_ids
-            message = msgspec.structs.replace(task.message, token_ids=all_tokens)
-            self._settle(message, task.grammar, "")
+            self._put(replace(task, message=_with_tokens(task.message, token_ids)))
+            return True
+        if (again := self._begun_again.get(request_id)) is not None:
+            self._begun_again[request_id] = _with_tokens(again, token_ids)
             return True
         if (opened := self._waiting.get(request_id)) is not None:
-            all_tokens = opened.token_ids + token_ids
-            self._waiting.put(msgspec.structs.replace(opened, token_ids=all_tokens))
+            self._waiting.put(_with_tokens(opened, token_ids))
         return opened is not None
 
     def _settle(self, message: Open, grammar: Grammar | None, error: str) -> list[MaskReply]:
         """Refuse an answer, or give its first mask its turn."""
         if grammar is None:
             return [MaskReply(message.request_id, len(message.token_ids), error=error)]
-        task = _Begin(message, grammar)
-        self._turns.put(message.request_id, message.constraint, task, is_first=True)
+        self._put(_Begin(message, grammar))
         return []
 
-    def _begin(self, message: Open, grammar: Grammar) -> MaskReply:
+    def _put(self, task: _Begin) -> None:
+        self._turns.put(task.message.request_id, task.message.constraint, task, is_first=True)
+
+    def _begin(self, task: _Begin) -> MaskReply | Open:
+        message = task.message
         self._at_work.note(message.request_id)
         reply = self._answers.begin(
             message.request_id,
             message.constraint,
-            grammar,
+            task.grammar,
             message.token_ids,
             allows_eos=message.allows_eos,
+            is_alone=task.is_alone,
         )
         self._at_work.note("")
         return reply
@@ -231,6 +255,26 @@ class GrammarServer:
             replies += self._settle(message, compiled.grammar, outcome.error)
         return replies
 
+    def _note_compiled_alone(self, compiled: CompiledAlone) -> list[MaskReply]:
+        message = self._begun_again.pop(compiled.request_id, None)
+        if message is None:
+            return []  # it was closed
+        if compiled.grammar is None:
+            return self._settle(message, None, compiled.error)
+        self._put(_Begin(message, compiled.grammar, is_alone=True))
+        return []
+
+    def _compile_alone(self, message: Open) -> None:
+        """Compile in a thread what was compiled here before, so without a trial."""
+        if message.request_id not in self._begun_again:
+            return  # it was closed
+        grammar, error = None, ""
+        try:
+            grammar = self._backend.compile(message.constraint)
+        except BaseException as caught:  # requests must not wait for ever
+            error = str(caught) if isinstance(caught, InvalidRequestError) else f"{caught!r}"
+        self.inbox.put(CompiledAlone(message.request_id, grammar, error))
+
     def _compile(self, constraint: StructuredOutput, trial: TrialProcess) -> None:
         """Compile in a thread what another process could compile within its limits."""
         outcome, grammar = trial.outcome(), None
@@ -246,6 +290,10 @@ class GrammarServer:
         except BaseException as error:  # requests must not wait for ever
             outcome = Outcome(failure=f"{error!r}")
         self.inbox.put(Compiled(constraint, outcome, grammar))
+
+
+def _with_tokens(message: Open, token_ids: tuple[int, ...]) -> Open:
+    return msgspec.structs.replace(message, token_ids=message.token_ids + token_ids)
 
 
 def _unavailable(message: Open, failure: str) -> MaskReply:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from lora_serve.structured_output.backend import Vocabulary
 from lora_serve.structured_output.client import GrammarProcess
 from lora_serve.structured_output.wire import GrammarSettings
 from lora_serve.text.tokenizer import Tokenizer
@@ -34,6 +35,16 @@ def xgrammars(model_path: Path, tokenizer: Tokenizer) -> Iterator[GrammarProcess
     process = GrammarProcess(settings)
     yield process
     process.shut_down()
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    return Vocabulary(
+        tokenizer.to_json(),
+        tokenizer.vocab_size,
+        tokenizer.eos_token_ids,
+        tokenizer.token_bytes,
+        tokenizer.special_token_ids,
+    )
 
 
 def require_xgrammar() -> None:

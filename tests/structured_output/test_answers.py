@@ -9,11 +9,12 @@ import pytest
 
 from lora_serve.errors import InvalidRequestError
 from lora_serve.structured_output.answers import Answers, GrammarCache
-from lora_serve.structured_output.backend import Vocabulary, bitmask_of, load_backend
+from lora_serve.structured_output.backend import bitmask_of, load_backend
 from lora_serve.structured_output.service import MaskReply
+from lora_serve.structured_output.wire import Open
 from lora_serve.structured_outputs import Guess, StructuredOutput, bitmask_of_one
 from lora_serve.text.tokenizer import Tokenizer
-from tests.structured_output.conftest import require_xgrammar
+from tests.structured_output.conftest import require_xgrammar, vocabulary_of
 
 PERSON = {
     "type": "object",
@@ -41,16 +42,7 @@ def test_masks_are_the_same_whatever_is_looked_at_ahead_of_an_answer(
     if library == "xgrammar":
         require_xgrammar()
     eos = tokenizer.eos_token_ids
-    backend = load_backend(
-        library,
-        Vocabulary(
-            tokenizer.to_json(),
-            tokenizer.vocab_size,
-            eos,
-            tokenizer.token_bytes,
-            tokenizer.special_token_ids,
-        ),
-    )
+    backend = load_backend(library, vocabulary_of(tokenizer))
     """Forced tokens, and guesses: right ones, wrong from some token on, or forbidden there."""
     num_forced = num_permitted = 0
     for seed, constraint in enumerate(CONSTRAINTS * 2):
@@ -133,9 +125,11 @@ class Script:
         return Script(self.places)
 
 
-def begun(*places: Sequence[int]) -> tuple[Answers, MaskReply]:
+def begun(*places: Sequence[int], is_alone: bool = False) -> tuple[Answers, MaskReply]:
     answers = Answers(GrammarCache(1, 1), 16, (END,), max_drafts=3)
-    return answers, answers.begin("one", CONSTRAINT, Script(places))
+    reply = answers.begin("one", CONSTRAINT, Script(places), is_alone=is_alone)
+    assert isinstance(reply, MaskReply)
+    return answers, reply
 
 
 @pytest.mark.parametrize(
@@ -168,15 +162,28 @@ def test_an_end_token_one_of_several_and_the_last_one_are_not_forced(
 
 
 def test_what_cannot_be_computed_ahead_fails_when_the_answer_comes_there() -> None:
-    answers, _ = begun((4,), (5,), ())
+    answers, _ = begun((4,), (5,), (), is_alone=True)
     reply = answers.advance("one", (4,))
     assert (reply.bitmask, reply.drafts, reply.error) == (bitmask_of_one(5), None, "")
     assert answers.advance("one", (5,)).error == "too complex"
 
 
 def test_a_token_that_is_not_the_forced_one_is_refused() -> None:
-    answers, _ = begun((4,), (5, 6))
+    answers, _ = begun((4,), (5, 6), is_alone=True)
     assert "does not allow token 5" in answers.advance("one", (5,)).error
+
+
+def test_an_answer_that_fails_at_what_others_have_used_begins_again() -> None:
+    answers, reply = begun((4, 5), (6, 7), (), is_alone=False)
+    assert answers.follow(reply, Guess((4,), 1)) is not None
+    assert answers.advance("one", (4,)).error == ""
+    again = answers.advance("one", (6,))
+    assert again == Open("one", CONSTRAINT, allows_eos=True, token_ids=(4, 6))
+
+
+def test_no_guess_uses_a_grammar_that_an_answer_has_alone() -> None:
+    answers, reply = begun((4, 5), (6, 7), is_alone=True)
+    assert answers.follow(reply, Guess((4,), 1)) is None
 
 
 @pytest.mark.parametrize(
@@ -210,4 +217,5 @@ def test_a_guess_is_cut_where_the_grammar_forbids_it(
         assert found.num_guesses(len(drafts)) == num_guesses
         masks = [found.bitmask_behind(count) for count in range(1, len(drafts) + 1)]
         assert [allowed(mask) for mask in masks] == [[*place] for place in places[1:]][: len(masks)]
-    assert answers.advance("one", (places[0][0],)).error in ("", "too complex"), "it is as it was"
+    as_it_was = answers.advance("one", (places[0][0],))
+    assert isinstance(as_it_was, Open) == (places[1:] == ((),))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 import weakref
 from typing import Any
@@ -10,13 +11,18 @@ from unittest.mock import Mock
 
 import pytest
 
+from lora_serve.errors import InvalidRequestError
+from lora_serve.structured_output import llguidance
 from lora_serve.structured_output.answers import Answers, GrammarCache
 from lora_serve.structured_output.at_work import AtWork
+from lora_serve.structured_output.llguidance import LLGuidanceBackend
 from lora_serve.structured_output.process import _MAX_REFUSALS, Compiled, GrammarServer
 from lora_serve.structured_output.service import MaskReply, NewTokens
 from lora_serve.structured_output.trial import Outcome
 from lora_serve.structured_output.wire import Advance, Close, Open
 from lora_serve.structured_outputs import StructuredOutput
+from lora_serve.text.tokenizer import Tokenizer
+from tests.structured_output.conftest import vocabulary_of
 
 CONSTRAINT = StructuredOutput.of(regex="a+")
 
@@ -29,7 +35,9 @@ def test_tokens_that_come_before_an_answer_goes_on_in_a_new_process_are_followed
     server = GrammarServer(Mock(), [Mock()], Answers(cache, 8, ()), cache, AtWork())
     server._take_in(Open("one", CONSTRAINT, True, (1, 2)))
     server._take_in(Advance((NewTokens("one", (3,)),)))
-    assert server._compute(server._turns.take()).num_tokens == 3
+    reply = server._compute(server._turns.take())
+    assert reply is not None
+    assert reply.num_tokens == 3
     assert not server._turns
 
 
@@ -75,7 +83,9 @@ def test_a_trial_that_failed_for_another_reason_is_tried_again() -> None:
     server = server_with(trial)
     server._take_in(Open("one", CONSTRAINT, True))
     assert compiled(server) == []
-    assert server._compute(server._turns.take()).bitmask == b"1"
+    reply = server._compute(server._turns.take())
+    assert reply is not None
+    assert reply.bitmask == b"1"
 
 
 def test_what_failed_for_another_reason_is_refused_for_now_and_not_for_good() -> None:
@@ -161,3 +171,76 @@ def test_answers_that_are_not_forgotten_would_be_seen_by_that(
 ) -> None:
     monkeypatch.setattr(Answers, "end", lambda answers, request_id: None)
     assert num_kept_after_many_schemas()[0] == NUM_SCHEMAS // 2
+
+
+AMBIGUOUS = StructuredOutput.of(regex="[a-z]*(a[a-z]{12}0|b[a-z]{13}1)")
+
+
+def test_no_answer_fails_by_what_others_have_found_out_of_its_grammar(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(llguidance._LIMITS, "max_lexer_states", 120)
+    library = LLGuidanceBackend(vocabulary_of(tokenizer))
+    cache = GrammarCache(8, 2**20)
+    answers = Answers(cache, tokenizer.vocab_size, tokenizer.eos_token_ids)
+    server = GrammarServer(library, [Mock()], answers, cache, AtWork())
+    cache.put(AMBIGUOUS, library.compile(AMBIGUOUS), 1)
+    num_alone = 0
+    for seed in range(12):
+        name, rng, alone = f"{seed}", random.Random(seed), library.compile(AMBIGUOUS).matcher()
+        if cache.get(AMBIGUOUS) is None:
+            cache.put(AMBIGUOUS, library.compile(AMBIGUOUS), 1)
+        server._take_in(Open(name, AMBIGUOUS, True))
+        for _ in range(12):
+            reply = server._compute(server._turns.take())
+            if reply is None:
+                num_alone += 1
+                assert server._take_in(server.inbox.get(timeout=10.0)) == []  # type: ignore[arg-type]
+                reply = server._compute(server._turns.take())
+            assert reply is not None
+            assert reply.error == ""
+            assert (reply.bitmask or b"").rstrip(b"\0") == alone.bitmask().rstrip(b"\0")
+            token_id = rng.choice(a_and_b_in(reply.bitmask, tokenizer))
+            alone.accept(token_id)
+            server._take_in(Advance((NewTokens(name, (token_id,)),)))
+        server._take_in(Close(name))
+    assert 0 < num_alone < 12
+
+
+def test_an_answer_that_fails_alone_is_refused() -> None:
+    trial = Trial(Outcome())
+    trial.may_end.set()
+    server = server_with(trial)
+    fails = Mock(side_effect=InvalidRequestError("too complex", "structured_outputs"))
+    server._backend.compile.return_value.matcher.return_value.bitmask = fails  # type: ignore
+    server._take_in(Open("one", CONSTRAINT, True))
+    assert compiled(server) == []
+    assert server._compute(server._turns.take()) is None
+    assert server._take_in(server.inbox.get(timeout=10.0)) == []  # type: ignore[arg-type]
+    reply = server._compute(server._turns.take())
+    assert reply is not None
+    assert reply.error == "too complex"
+    assert fails.call_count == 2
+
+
+def test_an_answer_that_is_closed_gets_no_grammar_of_its_own() -> None:
+    trial = Trial(Outcome())
+    trial.may_end.set()
+    server = server_with(trial)
+    server._take_in(Open("one", CONSTRAINT, True))
+    assert compiled(server) == []
+    server._backend.compile.return_value.matcher.return_value.bitmask = Mock(  # type: ignore
+        side_effect=InvalidRequestError("too complex", "structured_outputs")
+    )
+    assert server._compute(server._turns.take()) is None
+    server._take_in(Close("one"))
+    server._compilers.shutdown()
+    while not server.inbox.empty():
+        assert server._take_in(server.inbox.get()) == []  # type: ignore[arg-type]
+    assert not server._turns
+
+
+def a_and_b_in(mask: bytes | None, tokenizer: Tokenizer) -> list[int]:
+    number = int.from_bytes(mask or b"", "little")
+    token_ids = (token_id for token_id in range(number.bit_length()) if number >> token_id & 1)
+    return [token_id for token_id in token_ids if tokenizer.token_bytes(token_id) in (b"a", b"b")]
