@@ -22,8 +22,10 @@ class RowCosts:
         self._draft_seconds = draft_seconds
         assert len(measured) > 1, "one number of rows says nothing of others"
         self._rows = [rows for rows, _ in measured]
-        # What a neighbour on the machine made slower must not make larger steps look cheaper.
-        self._seconds = list(accumulate((seconds for _, seconds in measured), max))
+        # No step takes longer than one of more rows: where one seems to, something else on the
+        # machine made it slow. Nothing makes a step fast.
+        at_most = [*accumulate((seconds for _, seconds in reversed(measured)), min)]
+        self._seconds = at_most[::-1]
 
     def seconds(self, num_rows: int) -> float:
         """Seconds of a step of so many rows, one or more."""

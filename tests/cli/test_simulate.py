@@ -175,7 +175,7 @@ def test_smollm2_is_fitted_from_the_file_that_was_fetched_in_its_dtype(
 def test_adapters_are_made_up_for_a_model_that_has_no_config_json(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As for a GGUF file, of which there is no config.json."""
+    """A GGUF file is such a model: there is no config.json of it."""
     projections = {"model.layers.0.self_attn.q_proj": (4, 6)}
     made = GivenModel("a.gguf", projections)
     monkeypatch.setattr(simulate_fit, "given_model", lambda *_: made)
