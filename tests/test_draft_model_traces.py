@@ -23,7 +23,7 @@ NUM_TRACES = 10
 
 def model_trace(seed: int, **settings: Any) -> OracleTrace:
     speculative = SpeculativeConfig(
-        speculative_model="the oracle's", speculative_num_speculative_tokens=4
+        speculative_model="the oracle's", speculative_num_speculative_tokens=8
     )
     with speculation(speculative):
         return OracleTrace(seed, **settings)

@@ -12,7 +12,7 @@ from lora_serve.pooling import PoolingParams
 from lora_serve.scheduler import chunk, progress
 from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.scheduler import Scheduler
-from lora_serve.step import AskedOutputs, RequestStepOutput, ScheduledRequest
+from lora_serve.step import AskedOutputs
 
 NUM_TRACES = 15
 
@@ -113,13 +113,12 @@ def test_traces_catch_an_embedding_that_is_told_before_the_prompts_end(
     monkeypatch.setattr(
         chunk, "_pooling_asked", lambda pooling, num_tokens, is_last: AskedOutputs(num_pooled=1)
     )
-    take_in = progress.take_in
+    finish_after = progress.finish_after
 
-    def end_at_once(request: Request, part: ScheduledRequest, result: RequestStepOutput) -> object:
-        ended = take_in(request, part, result)
-        return ended if request.pooling is None else ((), "stop", None)
+    def end_at_once(request: Request) -> tuple[str | None, int | None]:
+        return finish_after(request) if request.pooling is None else ("stop", None)
 
-    monkeypatch.setattr(progress, "take_in", end_at_once)
+    monkeypatch.setattr(progress, "finish_after", end_at_once)
     assert is_caught()
 
 

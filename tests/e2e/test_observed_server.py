@@ -37,6 +37,7 @@ def observed(
     directory = tmp_path_factory.mktemp("observed")
     flags = (
         *("--enable-lora", "--lora-modules", f"a={adapter_paths[0]}"),
+        *("--lora-catalog", str(directory / "catalog")),
         *("--kv-ram-bytes", "16MiB", "--kv-disk-path", str(directory / "kv")),
         *("--log-format", "json", "--log-stats-interval", "0.2", "--kv-cache-memory-bytes", "8MiB"),
     )

@@ -45,8 +45,8 @@ WARM_UP_STEPS = 5
 BLOCK_SIZE = 16
 DTYPE = torch.bfloat16
 KERNELS = (
-    *("linear", "lora", "norm", "silu_and_mul", "rotary_and_write_kv", "attention"),
-    "screened_tokens",
+    *("linear", "gated_linear", "lora", "norm", "silu_and_mul", "rotary_and_write_kv"),
+    *("attention", "screened_tokens"),
 )
 
 

@@ -25,7 +25,7 @@ def test_a_prompt_is_timed_kernel_by_kernel() -> None:
     steps = prefill_steps(TINY, threads=Threads(1), num_tokens=40, num_steps=2)
     assert len(steps) == 2
     for step in steps:
-        kernels = [step[name] for name in ("linear", "attention", "norm", "silu_and_mul")]
+        kernels = [step[name] for name in ("linear", "gated_linear", "attention", "norm")]
         assert min(kernels) > 0
         assert sum(kernels) < step["step"]
 
