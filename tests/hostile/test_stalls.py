@@ -66,8 +66,10 @@ async def watched_loop() -> AsyncIterator[list[float]]:
     async def watch() -> None:
         while True:
             begin = time.thread_time()
-            await asyncio.sleep(0.005)
-            spent.append(time.thread_time() - begin)
+            try:
+                await asyncio.sleep(0.005)
+            finally:  # also of the turn in which the watch ends
+                spent.append(time.thread_time() - begin)
 
     task = asyncio.create_task(watch())
     try:
