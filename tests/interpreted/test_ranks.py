@@ -6,6 +6,8 @@ in tests/distributed and tests/worker/test_rank_cards.py, and on cards tests/gpu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,14 @@ from lora_serve.engine.core.executor import Executor
 from lora_serve.identity import BASE_MODEL, AdapterRef
 from lora_serve.models.source import load_spec
 from lora_serve.step import ModelRunnerOutput, SchedulerOutput
-from lora_serve.worker import runners
+from lora_serve.worker import rank_executor, rank_shares, runners
 from lora_serve.worker.batch_builder import BatchRows
 from lora_serve.worker.step_graphs import GraphSizes, StepGraphs
 from lora_serve.worker.worker import Worker
 from tests.fakes.peft_adapters import make_peft, read_saved
 from tests.fakes.rank_lives import DRAWN, GREEDY, chunk, prompt_of
 from tests.fakes.ranks import start_threads
-from tests.fakes.tiny_models import ONE_LAYER
+from tests.fakes.tiny_models import ALL_MODELS, EXPERTS_ONE_LAYER, ONE_LAYER, save
 
 # (tokens known, tokens of the first chunk, what its samples are) of each request.
 REQUESTS = [(20, 12, GREEDY), (5, 5, DRAWN), (3, 3, GREEDY)]
@@ -141,6 +143,40 @@ def test_two_ranks_divide_codes(model_path: Path, adapters: list[AdapterCheckpoi
     assert life(divided, adapters, num_steps=1) == life(whole, adapters, num_steps=1)
 
 
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[AdapterCheckpoint]]:
+    """A mixture, and adapters of two ranks on its experts and all else."""
+    root = tmp_path_factory.mktemp("experts")
+    model = save(ALL_MODELS[EXPERTS_ONE_LAYER].make(), root / "model")
+    spec = load_spec(model)
+    changed = ["experts.gate_up_proj", "experts.down_proj"]
+    return model, [
+        read_saved(
+            make_peft(EXPERTS_ONE_LAYER, seed, r=rank, target_parameters=changed),
+            root / str(rank),
+            spec,
+        )
+        for seed, rank in enumerate((4, 13))
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected_of_experts(
+    experts: tuple[Path, list[AdapterCheckpoint]],
+) -> list[ModelRunnerOutput]:
+    model, adapters = experts
+    return life(executor(model, 1, enforce_eager=True), adapters, num_steps=1)
+
+
+def test_two_ranks_divide_what_adapters_add_to_experts(
+    experts: tuple[Path, list[AdapterCheckpoint]], expected_of_experts: list[ModelRunnerOutput]
+) -> None:
+    """Of each expert's outputs a rank adds to its own, of the pairs that all ranks chose alike."""
+    model, adapters = experts
+    found = life(executor(model, 2, enforce_eager=True), adapters, num_steps=1)
+    assert found == expected_of_experts
+
+
 # ── faults put in on purpose: each must show in what comes out ──────────────────────────────────
 
 
@@ -176,3 +212,32 @@ def test_a_rank_with_the_kv_heads_of_another_would_show(
     monkeypatch.setattr(HeadChannels, "share", of_the_first)
     found = life(executor(model_path, 2, enforce_eager=True), adapters, num_steps=1)
     assert found != expected[:1]
+
+
+def test_a_rank_with_the_experts_outputs_of_another_would_show(
+    experts: tuple[Path, list[AdapterCheckpoint]],
+    expected_of_experts: list[ModelRunnerOutput],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What adapters change elsewhere is each rank's own."""
+    model, adapters = experts
+    own_rows = rank_shares._own_rows
+
+    def of_the_first(b: Any, rows: Sequence[range]) -> Any:
+        return own_rows(b, [range(len(share)) for share in rows])
+
+    def with_wrong_ones(checkpoint: AdapterCheckpoint, *how: Any) -> AdapterCheckpoint:
+        right = share_of(checkpoint, *how)
+        with monkeypatch.context() as patch:
+            patch.setattr(rank_shares, "_own_rows", of_the_first)
+            wrong = share_of(checkpoint, *how)
+        modules = tuple(
+            bad if ".experts." in good.name else good
+            for good, bad in zip(right.modules, wrong.modules, strict=True)
+        )
+        return replace(right, modules=modules)
+
+    share_of = rank_executor.adapter_share
+    monkeypatch.setattr(rank_executor, "adapter_share", with_wrong_ones)
+    found = life(executor(model, 2, enforce_eager=True), adapters, num_steps=1)
+    assert found != expected_of_experts
