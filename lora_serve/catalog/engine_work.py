@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from lora_serve.catalog.records import Record
+from lora_serve.catalog.records import Failure, Record
 from lora_serve.catalog.view import CatalogView, Work
 from lora_serve.errors import (
     AdapterChangedError,
+    AdapterFormatError,
+    AdapterNotFoundError,
+    AdapterUnavailableError,
     EngineDeadError,
     LoraServeError,
     NotForgottenError,
@@ -26,6 +30,14 @@ logger = logging.getLogger(__name__)
 NUM_WORKS = 4  # under way at once: as many as an engine reads
 RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0  # of what the engine could not have
 ENGINE_RETRY_SECONDS = 0.5
+
+_PATH = re.compile(r"(?<![\w.])~?/\w")  # an absolute one, or one of a home
+_IN_LOG = "its log says why"
+_TOLD: Mapping[type[LoraServeError], str] = {
+    AdapterChangedError: "other bytes lie where the catalog says",
+    AdapterNotFoundError: "no adapter lies where the catalog says",
+    AdapterUnavailableError: "its files cannot be read at present",
+}
 
 Applied = Callable[[Record, Record | None], None]
 
@@ -146,7 +158,8 @@ class EngineWork:
                 pass
             break
         found = error.found_digest if isinstance(error, AdapterChangedError) else ""
-        self._view.note_failed(record, str(error), found)
+        failure = Failure(record.serial, str(error), found, _without_paths(error))
+        self._view.note_failed(record, failure)
         if num_failures == 1:
             logger.warning(
                 "adapter %s of the catalog (serial %d) takes no requests here: %s",
@@ -160,3 +173,10 @@ class EngineWork:
     def _retry(self, name: str) -> None:
         self._view.retry(name)
         self.more()
+
+
+def _without_paths(error: LoraServeError) -> str:
+    """Why an adapter could not be loaded, for callers who are not to know where it lies."""
+    if isinstance(error, AdapterFormatError):
+        return "; ".join(one for one in error.findings if not _PATH.search(one)) or _IN_LOG
+    return next((told for kind, told in _TOLD.items() if isinstance(error, kind)), _IN_LOG)

@@ -81,12 +81,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 class Failure(msgspec.Struct, frozen=True):
     """Why a replica does not serve what a name stands for since the change `serial`.
 
-    found_digest: of what lies at the record's source, where it is other bytes.
+    reason: for admins, as it may hold paths. found_digest: of what lies at the record's source,
+    where it is other bytes. told: the reason for all callers, without paths.
     """
 
     serial: int
     reason: str
     found_digest: str = ""
+    told: str = ""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,6 @@ from lora_serve.errors import (
     AdapterUnavailableError,
     CatalogUnavailableError,
     InvalidRequestError,
-    LoraServeError,
     NotFoundError,
 )
 
@@ -151,7 +150,7 @@ class CatalogReplica:
                 case Admission.UNKNOWN:
                     return False
                 case Admission.REFUSE:
-                    raise self._refusal(name)
+                    raise self.refusal(name)
                 case Admission.ASK:
                     await self._wait_until_current()
                 case Admission.WAIT:
@@ -176,20 +175,21 @@ class CatalogReplica:
             async with asyncio.timeout(deadline - self._clock()):
                 await changed.wait()
         except TimeoutError:
-            raise AdapterUnavailableError(
-                f"lora adapter '{name}' is still being loaded on this server; try again later"
-            ) from None
+            raise self.refusal(name) from None
 
-    def _refusal(self, name: str) -> LoraServeError:
+    def refusal(self, name: str) -> AdapterUnavailableError:
         """Why a name takes no requests, without paths: those are for admins alone."""
         record, failure = self.view.record(name), self.view.failure(name)
+        if failure is None:
+            return AdapterUnavailableError(
+                f"lora adapter '{name}' is still being loaded on this server; try again later"
+            )
         assert record is not None, f"{name} failed, and stands for nothing"
-        assert failure is not None, f"{name} is refused without a failure"
         found = f", found {failure.found_digest[:12]}" if failure.found_digest else ""
         return AdapterUnavailableError(
-            f"lora adapter '{name}' is not served by this server: it could not load the version "
-            f"that its catalog names (digest {record.digest[:12]}{found}, serial {record.serial}); "
-            "another one may have it, and this one tries again"
+            f"lora adapter '{name}' is not served by this server: this server failed to load the "
+            f"version that its catalog names (digest {record.digest[:12]}{found}, serial "
+            f"{record.serial}): {failure.told}; another one may have it, and this one tries again"
         )
 
     def _not_asked(self) -> CatalogUnavailableError:

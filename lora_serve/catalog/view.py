@@ -162,13 +162,13 @@ class CatalogView:
         else:
             self._queue[name] = None
 
-    def note_failed(self, record: Record, reason: str, found_digest: str = "") -> None:
+    def note_failed(self, record: Record, failure: Failure) -> None:
         """The engine cannot have it, and has no other version of the name any more either."""
         name = record.name
         del self._under_way[name]
         self._done.pop(name, None)
         if self._wanted[name].serial == record.serial:
-            self._failed[name] = Failure(record.serial, reason, found_digest)
+            self._failed[name] = failure
         else:
             self._queue[name] = None
 

@@ -38,9 +38,8 @@ def run_adapters(args: argparse.Namespace) -> int:
 
 
 def list_adapters(remote: Remote, args: argparse.Namespace) -> int:
-    adapters = sorted(
-        (model for model in remote.models() if model.is_adapter), key=lambda one: one.name
-    )
+    adapters = [one for one in remote.models(not_served=True) if one.is_adapter]
+    adapters.sort(key=lambda one: one.name)
     if args.json:
         print(json.dumps([one.facts for one in adapters], indent=1))
     elif adapters:
@@ -52,6 +51,9 @@ def list_adapters(remote: Remote, args: argparse.Namespace) -> int:
                 row.insert(-1, escaped(_rolled_out(one)))
         table = text_table(header, rows, words=(0, 1, *range(5, len(header))))
         print(_fitted(table, header[-1]))
+        for one in adapters:
+            if "detail" in one.facts:
+                print(escaped(f"{one.name} is not served by this server: {one.facts['detail']}"))
     else:
         print("no adapter is loaded")
     return 0
@@ -162,7 +164,7 @@ def _load(remote: Remote, name: str, path: str, **options: Any) -> str:
 
 
 def _adapter(remote: Remote, name: str, *, must_be_there: bool = True) -> ServedModel | None:
-    models = remote.models()
+    models = remote.models(not_served=True)
     found = next((one for one in models if one.name == name and one.is_adapter), None)
     if found is None and must_be_there:
         names = [one.name for one in models if one.is_adapter]
@@ -202,7 +204,7 @@ def _version_before(changes: Sequence[Json], name: str) -> Json:
 
 
 def _change(old: ServedModel | None, new: ServedModel | None) -> str:
-    if old is None:
+    if old is None or "state" in old.facts:
         return f"loaded {_version(new)}"
     if _digest(old) == _digest(new):
         return f"unchanged, {_version(new)}: the same bytes, so cached KV stays warm"
@@ -248,7 +250,7 @@ def _absolute(path: str) -> str:
 
 def _row(adapter: ServedModel) -> tuple[str, ...]:
     facts = adapter.facts
-    residency = str(facts.get("residency", "–"))
+    residency = str(facts.get("state", facts.get("residency", "–")))
     return (
         adapter.name,
         _digest(adapter)[:SHORT_DIGEST] or "–",

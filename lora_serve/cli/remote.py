@@ -116,10 +116,13 @@ class Remote:
         """Raises RemoteError, UnreachableError."""
         return self._asked("DELETE", path)
 
-    def models(self) -> list[ServedModel]:
-        """The model's names and then the adapters. Raises RemoteError, UnreachableError."""
+    def models(self, *, not_served: bool = False) -> list[ServedModel]:
+        """The model's names and then the adapters. Raises RemoteError, UnreachableError.
+
+        not_served: also those that a catalog names and this server has not.
+        """
         try:
-            cards = self.get("/v1/models").json()["data"]
+            cards = self.get(f"/v1/models{'?not_served=true' * not_served}").json()["data"]
             return [ServedModel(str(card["id"]), card) for card in cards]
         except (ValueError, KeyError, TypeError) as error:
             raise UnreachableError(

@@ -14,7 +14,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from lora_serve.catalog import plan
 from lora_serve.catalog.opening import open_store
-from lora_serve.catalog.records import Member, Record, Standing
+from lora_serve.catalog.records import Failure, Member, Record, Standing
 from lora_serve.catalog.replica import CatalogReplica
 from lora_serve.catalog.rollout import Rollout, rollout_of
 from lora_serve.config import CatalogConfig, ServerConfig
@@ -57,6 +57,18 @@ class Loaded:
     rollout: Rollout | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class NotServed:
+    """A name of the catalog that this server has no version of.
+
+    failure: why; None while it is being loaded. refusal: what a request for it is told.
+    """
+
+    record: Record
+    failure: Failure | None
+    refusal: LoraServeError
+
+
 class AdapterNames(Protocol):
     """`LocalNames` or `CataloguedNames`. by: who asks, as the log calls them."""
 
@@ -73,6 +85,9 @@ class AdapterNames(Protocol):
     @property
     def unable(self) -> Collection[str]:
         """Names that this server refuses, because it cannot have what the catalog says of them."""
+
+    def not_served(self) -> Iterator[NotServed]:
+        """Names that stand for something, though not on this server yet."""
 
     def check_ready(self) -> None:
         """Raise CatalogUnavailableError until it is known which adapters there are."""
@@ -118,6 +133,9 @@ class LocalNames:
         self.changes = AdapterChanges()
         self._engine = engine
         self._resolver = AdapterResolver(engine.config.lora, engine.load_lora_adapter)
+
+    def not_served(self) -> Iterator[NotServed]:
+        return iter(())
 
     def check_ready(self) -> None:
         pass
@@ -176,6 +194,13 @@ class CataloguedNames:
     @property
     def unable(self) -> Collection[str]:
         return self.replica.view.failed.keys()
+
+    def not_served(self) -> Iterator[NotServed]:
+        view = self.replica.view
+        for record in view.records():
+            name = record.name
+            if self._engine.adapter(name) is None:
+                yield NotServed(record, view.failure(name), self.replica.refusal(name))
 
     def check_ready(self) -> None:
         self.replica.check_ready()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from lora_serve.catalog import plan
-from lora_serve.catalog.records import Member, Record
+from lora_serve.catalog.records import Failure, Member, Record
 from lora_serve.catalog.rollout import rollout_of
 from lora_serve.catalog.view import Admission, CatalogView, Work
 from lora_serve.errors import AdapterExistsError, AdapterNotFoundError, CatalogUnavailableError
@@ -94,7 +94,7 @@ class Replica:
             self.engine[record.name] = record
         else:
             self.forget(record.name)
-            self.view.note_failed(record, "no such file")
+            self.view.note_failed(record, Failure(record.serial, "no such file"))
             return
         self.view.note_done(record)
 

@@ -122,7 +122,7 @@ def test_a_name_that_cannot_be_served_takes_no_requests_until_it_can() -> None:
     do_all(view)
     view.take_change(change(11, record("a", 11, "bb")))
     (work,) = view.take_work(4)
-    view.note_failed(work.record, "no such file")
+    view.note_failed(work.record, Failure(work.record.serial, "no such file"))
     view.check_invariants()
     assert view.admission("a", 0.0) is Admission.REFUSE
     assert view.report().failed == {"a": Failure(11, "no such file")}
@@ -139,7 +139,9 @@ def test_the_next_change_of_a_name_that_failed_is_tried() -> None:
     view = view_of(record("a", 3))
     (work,) = view.take_work(4)
     view.take_change(change(11, record("a", 11, "bb")))
-    view.note_failed(work.record, "no such file")  # of the one that is replaced
+    view.note_failed(
+        work.record, Failure(work.record.serial, "no such file")
+    )  # of the one that is replaced
     assert view.report().failed == {}
     assert [work.record.serial for work in do_all(view)] == [11]
 

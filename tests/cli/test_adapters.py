@@ -89,7 +89,7 @@ def test_a_roll_out_is_listed_beside_its_adapter(
     rollout: object, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Listing:
-        def models(self) -> list[ServedModel]:
+        def models(self, **_: bool) -> list[ServedModel]:
             facts = {"id": "tenant", "parent": "base", "root": "/a", "rollout": rollout}
             return [ServedModel("tenant", facts)]
 
@@ -97,6 +97,24 @@ def test_a_roll_out_is_listed_beside_its_adapter(
     header, row = capsys.readouterr().out.splitlines()
     assert header[header.index("rolled out") :].split() == ["rolled", "out", "source"]
     assert row[header.index("rolled out") :].startswith(shown)
+
+
+def test_a_name_that_the_server_failed_to_load_is_listed_with_its_state_and_the_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    card = {"parent": "base", "root": "/a", "digest": "ab" * 32, "state": "failed"}
+
+    class Listing:
+        def models(self, *, not_served: bool = False) -> list[ServedModel]:
+            assert not_served
+            facts = card | {"id": "tenant", "detail": "/a: rank 1024 is\nabove 64"}
+            return [ServedModel("tenant", facts), ServedModel("new", card | {"state": "loading"})]
+
+    list_adapters(Listing(), argparse.Namespace(json=False))  # type: ignore[arg-type]
+    _, new, tenant, told = capsys.readouterr().out.splitlines()
+    assert (new.split()[:2], "loading" in new) == (["new", "ab" * 6], True)
+    assert "failed" in tenant.split()
+    assert told == "tenant is not served by this server: /a: rank 1024 is\\nabove 64"
 
 
 def test_on_a_terminal_the_end_of_a_long_path_is_listed(

@@ -135,6 +135,44 @@ async def test_without_a_catalog_a_resolver_loads_for_its_own_server(tmp_path: P
         ]  # fmt: skip
 
 
+async def test_a_name_that_failed_here_is_told_with_its_state_and_reason(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    """Admins see all that is known, users what a request for it gets."""
+    one = await fleet.start("one")
+    loaded = await load(one, "tenant", write_adapter(tmp_path / "a", "ALPHA"))
+    digest = loaded.headers["X-LoRA-Digest"]
+    write_adapter(tmp_path / "a", "broken")
+    two = await fleet.start("two", server=ServerConfig(api_key=("user",), admin_api_key=("boss",)))
+    boss, user = ({"Authorization": f"Bearer {key}"} for key in ("boss", "user"))
+    await until(lambda: "tenant" in fleet.names["two"].unable)
+    while not (await fleet.names["two"].rollouts(["tenant"]))["tenant"].is_settled:
+        await asyncio.sleep(0.01)  # until the other servers are told of it, too
+    card = (await two.get("/v1/models/tenant", headers=boss)).json()
+    assert (card["parent"], card["root"], card["digest"]) == (
+        "base/model", str(tmp_path / "a"), digest,
+    )  # fmt: skip
+    assert (card["state"], "residency" in card) == ("failed", False)
+    assert "rank 1024 is above 64" in card["detail"]
+    states = {one["replica"]: one["state"] for one in card["rollout"]["replicas"]}
+    assert states == {"one": "ready", "two": "failed"}
+    listed = (await two.get("/v1/models", headers=boss)).json()["data"]
+    assert "tenant" not in {each["id"] for each in listed}, "gateways send requests to what is"
+    whole = (await two.get("/v1/models?not_served=true", headers=boss)).json()["data"]
+    assert [each["state"] for each in whole if each["id"] == "tenant"] == ["failed"]
+    of_users = (await two.get("/v1/models?not_served=true", headers=user)).json()["data"]
+    assert "tenant" not in {each["id"] for each in of_users}
+    body = {"model": "tenant", "prompt": "hi"}
+    for refused in (
+        await two.post("/v1/completions", json=body, headers=user),
+        await two.get("/v1/models/tenant", headers=user),
+    ):
+        assert refused.status_code == 503
+        assert "this server failed to load" in refused.text
+        assert "rank 1024 is above 64; use_dora is not supported" in refused.text
+        assert str(tmp_path) not in refused.text
+
+
 async def test_servers_are_listed_and_the_dead_forgotten(fleet: Fleet) -> None:
     one = await fleet.start("one")
     await fleet.start("two")

@@ -296,7 +296,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     weights: the format in which the base model's are stored.
     quantization: how the base model's linear layers are kept, if not as they were loaded.
     alora_invocation_tokens: where an activated LoRA begins to act.
-    rollout: how far its last change came, for admins, where there is a catalog.
+    state, detail: of one that its catalog names and this server has not: "loading", or "failed" and
+    why. rollout: how far its last change came. These three are for admins.
     """
 
     id: str
@@ -316,6 +317,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     num_leases: int | UnsetType = UNSET
     num_bytes: int | UnsetType = UNSET
     alora_invocation_tokens: tuple[int, ...] | UnsetType = UNSET
+    state: str | UnsetType = UNSET
+    detail: str | UnsetType = UNSET
     rollout: RolloutCard | UnsetType = UNSET
 
 

@@ -15,11 +15,13 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from lora_serve.catalog.rollout import State
 from lora_serve.config import EngineConfig
 from lora_serve.errors import ASK_FOR_BASE_MODEL, AdapterNotFoundError
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.messages import AdapterInfo
-from lora_serve.server.adapter_names import AdapterNames
+from lora_serve.server.adapter_names import AdapterNames, NotServed
+from lora_serve.server.admin.query import Query
 from lora_serve.server.admin.rollouts import with_rollouts
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import caller_of
@@ -126,8 +128,15 @@ def models_router(
 
     @router.get("/v1/models")
     async def list_models(request: Request) -> Response:
+        """List what this server has; for admins with ?not_served=true what it lacks, too.
+
+        Not without it: gateways send requests to where a name is listed.
+        """
+        is_whole = Query(request, *request.query_params).flag("not_served", default=False)
         served = await cards(request)
         if names.is_shared and caller_of(request).is_admin:
+            lacking = names.not_served() if is_whole else ()
+            served += (_not_served_card(engine, models, one) for one in lacking)
             served = await with_rollouts(names, served)
         return json_response(ModelList(data=served))
 
@@ -135,15 +144,30 @@ def models_router(
     async def show_model(request: Request, model: str) -> Response:
         lora_name = models.resolve(model).lora_name
         card_id = model if lora_name is BASE_MODEL else lora_name
-        served = await cards(request)
-        for card in served:
-            if card.id == card_id:
-                if names.is_shared and caller_of(request).is_admin:
-                    (card,) = await with_rollouts(names, [card], is_whole=True)
-                return json_response(card)
-        raise models.unknown(model, [card.id for card in served[len(models.names) :]])
+        served, is_admin = await cards(request), caller_of(request).is_admin
+        card = next((one for one in served if one.id == card_id), None)
+        if card is None:
+            lacking = _lacking(names, card_id, is_admin)
+            if lacking is None:
+                raise models.unknown(model, [one.id for one in served[len(models.names) :]])
+            card = _not_served_card(engine, models, lacking)
+        if names.is_shared and is_admin:
+            (card,) = await with_rollouts(names, [card], is_whole=True)
+        return json_response(card)
 
     return router
+
+
+def _lacking(names: AdapterNames, name: str, is_admin: bool) -> NotServed | None:
+    """The name, if the catalog has it and this server has not; others than admins get an error.
+
+    Raises:
+        LoraServeError: what a request for it is told.
+    """
+    lacking = next((one for one in names.not_served() if one.record.name == name), None)
+    if lacking is not None and not is_admin:
+        raise lacking.refusal
+    return lacking
 
 
 def _for_users(card: ModelCard) -> ModelCard:
@@ -161,6 +185,22 @@ def _base_card(engine: Engine, name: str, started_at: int) -> ModelCard:
         max_model_len=engine.model_info.max_model_len,
         weights=engine.model_info.weights or UNSET,
         quantization=engine.config.model.quantizes_to or UNSET,
+    )
+
+
+def _not_served_card(engine: Engine, models: ServedModels, lacking: NotServed) -> ModelCard:
+    record, failure = lacking.record, lacking.failure
+    return ModelCard(
+        id=record.name,
+        created=int(record.time),
+        root=record.source,
+        parent=models.names[0],
+        max_model_len=engine.model_info.max_model_len,
+        digest=record.digest,
+        generation=record.generation,
+        pinned=record.pinned,
+        state=(State.LOADING if failure is None else State.FAILED).value,
+        detail=UNSET if failure is None else failure.reason,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lora_serve.server.admin.query import FLAGS
 from lora_serve.server.openai.answers import (
     ChatCompletion,
     Completion,
@@ -21,7 +22,7 @@ from lora_serve.server.openai.protocol import (
     EmbeddingBody,
     TokenizeBody,
 )
-from lora_serve.server.operation import Access, Operation
+from lora_serve.server.operation import Access, Operation, QueryParameter
 
 OPERATIONS = (
     Operation(
@@ -100,6 +101,7 @@ OPERATIONS = (
         summary="The model and its adapters",
         access=Access.KEY,
         answer=ModelList,
+        in_query=(QueryParameter("not_served", FLAGS),),
     ),
     Operation(
         method="get",
