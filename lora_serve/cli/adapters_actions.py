@@ -8,11 +8,12 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from lora_serve.cli.parser import did_you_mean
-from lora_serve.cli.remote import Json, Remote, RemoteError, ServedModel, UnreachableError
+from lora_serve.cli.remote import Json, Remote, RemoteError, Reply, ServedModel, UnreachableError
 from lora_serve.cli.server_arguments import chosen_key
 from lora_serve.errors import ConfigError
 from lora_serve.observability.escapes import escaped
@@ -20,15 +21,26 @@ from lora_serve.observability.sizes import shown_bytes
 from lora_serve.observability.table import text_table
 
 EXIT_REFUSED = 1
+EXIT_NOT_EVERYWHERE = 3  # done, but some server of the catalog has not confirmed it; 2 is a mistake
 SHORT_DIGEST = 12
 HISTORY_PATH = "/adapter_changes"
 
 Action = Callable[[Remote, argparse.Namespace], int]
-Act = Callable[[str], str]  # on a name; returns what to tell
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What to tell of a name. is_everywhere: whether all servers of a catalog have confirmed it."""
+
+    text: str
+    is_everywhere: bool = True
+
+
+Act = Callable[[str], Outcome]
 
 
 def run_adapters(args: argparse.Namespace) -> int:
-    """Do it; 1 if the server refused any of several, each of which is told.
+    """Do it; 1 if the server refused any of several, each of which is told, 3 if it is incomplete.
 
     Raises:
         LoraServeError: the server cannot be asked, or the arguments make no sense.
@@ -76,9 +88,9 @@ def list_replicas(remote: Remote, args: argparse.Namespace) -> int:
 
 
 def forget(remote: Remote, args: argparse.Namespace) -> int:
-    def act(name: str) -> str:
+    def act(name: str) -> Outcome:
         remote.delete(f"/v1/replicas/{quote(name, safe='')}")
-        return f"{name}: forgotten"
+        return Outcome(f"{name}: forgotten")
 
     return _each(args.names, act)
 
@@ -86,9 +98,9 @@ def forget(remote: Remote, args: argparse.Namespace) -> int:
 def load(remote: Remote, args: argparse.Namespace) -> int:
     paths = dict(_pairs(args.adapters))
 
-    def act(name: str) -> str:
+    def act(name: str) -> Outcome:
         try:
-            told = _load(remote, name, paths[name], pinned=args.pinned)
+            reply = _load(remote, name, paths[name], pinned=args.pinned)
         except RemoteError as error:
             if "load_inplace" not in str(error):
                 raise
@@ -96,7 +108,7 @@ def load(remote: Remote, args: argparse.Namespace) -> int:
                 "an adapter with this name is loaded already; to load another in its place: "
                 f"lora-serve adapters replace {name} {paths[name]}"
             ) from error
-        return f"{name}: loaded {_version(_adapter(remote, name))}{_warning(told)}"
+        return _changed(f"{name}: loaded {_version(_adapter(remote, name))}", reply)
 
     return _each(paths, act)
 
@@ -104,10 +116,10 @@ def load(remote: Remote, args: argparse.Namespace) -> int:
 def replace(remote: Remote, args: argparse.Namespace) -> int:
     paths = dict(_pairs(args.adapters))
 
-    def act(name: str) -> str:
+    def act(name: str) -> Outcome:
         old = _adapter(remote, name)
-        told = _load(remote, name, paths[name], load_inplace=True, pinned=args.pinned)
-        return f"{name}: {_change(old, _adapter(remote, name))}{_warning(told)}"
+        reply = _load(remote, name, paths[name], load_inplace=True, pinned=args.pinned)
+        return _changed(f"{name}: {_change(old, _adapter(remote, name))}", reply)
 
     return _each(paths, act)
 
@@ -115,12 +127,12 @@ def replace(remote: Remote, args: argparse.Namespace) -> int:
 def roll_back(remote: Remote, args: argparse.Namespace) -> int:
     changes = _history(remote)
 
-    def act(name: str) -> str:
+    def act(name: str) -> Outcome:
         old = _adapter(remote, name, must_be_there=False)
         before = _version_before(changes, name)
         path, digest = before["old_path"], before["old_digest"]
         try:
-            told = _load(remote, name, path, load_inplace=True, digest=digest)
+            reply = _load(remote, name, path, load_inplace=True, digest=digest)
         except RemoteError as error:
             if error.param != "digest":
                 raise
@@ -129,15 +141,15 @@ def roll_back(remote: Remote, args: argparse.Namespace) -> int:
                 f"put that version's files back, or load what is there now: lora-serve adapters "
                 f"replace {name} {path}"
             ) from error
-        return f"{name}: {_change(old, _adapter(remote, name))}, from {path}{_warning(told)}"
+        return _changed(f"{name}: {_change(old, _adapter(remote, name))}, from {path}", reply)
 
     return _each(args.names, act)
 
 
 def unload(remote: Remote, args: argparse.Namespace) -> int:
-    def act(name: str) -> str:
-        told = remote.post("/v1/unload_lora_adapter", {"lora_name": name}).text
-        return f"{name}: unloaded{_warning(told)}"
+    def act(name: str) -> Outcome:
+        reply = remote.post("/v1/unload_lora_adapter", {"lora_name": name})
+        return _changed(f"{name}: unloaded", reply)
 
     return _each(args.names, act)
 
@@ -147,20 +159,31 @@ def unload(remote: Remote, args: argparse.Namespace) -> int:
 
 def _each(names: Mapping[str, str] | Sequence[str], act: Act) -> int:
     """Tell what came of each; what is refused for one holds up no other."""
-    num_refused = 0
+    num_refused = num_incomplete = 0
     for name in names:
         try:
-            print(escaped(act(name), kept="\n"), flush=True)
+            outcome = act(name)
+            print(escaped(outcome.text, kept="\n"), flush=True)
+            num_incomplete += not outcome.is_everywhere
         except (RemoteError, ConfigError) as error:
             num_refused += 1
             print(escaped(f"{name}: refused: {error}"), file=sys.stderr)
-    return EXIT_REFUSED if num_refused else 0
+    if num_refused:
+        return EXIT_REFUSED
+    return EXIT_NOT_EVERYWHERE if num_incomplete else 0
 
 
-def _load(remote: Remote, name: str, path: str, **options: Any) -> str:
+def _changed(told: str, reply: Reply) -> Outcome:
+    """What to tell of a change that is made: a server's warning, too, and how far it came."""
+    _, found, warning = reply.text.partition("Warning: ")
+    is_everywhere = reply.headers.get("X-LoRA-Rollout", "everywhere") == "everywhere"
+    return Outcome(f"{told}\n  warning: {warning.strip()}" if found else told, is_everywhere)
+
+
+def _load(remote: Remote, name: str, path: str, **options: Any) -> Reply:
     body: Json = {"lora_name": name, "lora_path": _absolute(path)}
     body |= {key: value for key, value in options.items() if value}
-    return remote.post("/v1/load_lora_adapter", body).text
+    return remote.post("/v1/load_lora_adapter", body)
 
 
 def _adapter(remote: Remote, name: str, *, must_be_there: bool = True) -> ServedModel | None:
@@ -219,11 +242,6 @@ def _version(adapter: ServedModel | None) -> str:
 
 def _digest(adapter: ServedModel | None) -> str:
     return str(adapter.facts.get("digest", "")) if adapter else ""
-
-
-def _warning(told: str) -> str:
-    _, found, warning = told.partition("Warning: ")
-    return f"\n  warning: {warning.strip()}" if found else ""
 
 
 # ── words and columns ───────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ import json
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -58,6 +58,7 @@ class Reply:
     """An answer that has come whole."""
 
     text: str
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def json(self) -> Any:
         """Raises ValueError."""
@@ -142,7 +143,7 @@ class Remote:
 
     def _asked(self, method: str, path: str, body: Json | None = None) -> Reply:
         with self._answering(method, path, body) as response:
-            return Reply(self._whole(response))
+            return Reply(self._whole(response), response.headers)
 
     @contextmanager
     def _answering(self, method: str, path: str, body: Json | None) -> Iterator[httpx.Response]:

@@ -280,12 +280,17 @@ class CataloguedNames:
 
     async def _rolled_out(self, record: Record) -> Rollout:
         try:
-            return await self.replica.rolled_out(record, self._rollout_seconds)
+            rollout = await self.replica.rolled_out(record, self._rollout_seconds)
         except CatalogUnavailableError as error:
             raise CatalogUnavailableError(
                 f"{error}; '{record.name}' was changed (serial {record.serial}), but which servers "
                 "have done so is not known: /v1/models tells when the catalog answers"
             ) from error
+        if not rollout.is_everywhere:
+            logger.warning(
+                "adapter %s of the catalog: serial %d is %s", record.name, record.serial, rollout
+            )
+        return rollout
 
     def _wish(self, name: str, by: str) -> Record:
         return Record(name=name, by=by, replica=self.replica.member.replica_id, time=time.time())

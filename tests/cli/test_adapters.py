@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from lora_serve.catalog.records import Record
+from lora_serve.catalog.rollout import ReplicaState, Rollout, State
 from lora_serve.cli.adapters_actions import list_adapters
 from lora_serve.cli.main import main
 from lora_serve.cli.remote import Remote, ServedModel, UnreachableError
+from lora_serve.server.adapter_names import Loaded, LocalNames
+from lora_serve.server.admin.protocol import AdapterWish
 from tests.cli.conftest import FakeServer
 from tests.fakes.adapter_files import lora_tensors, write_adapter
 from tests.fakes.engine import write_adapter as write_fake_adapter
@@ -97,6 +101,33 @@ def test_a_roll_out_is_listed_beside_its_adapter(
     header, row = capsys.readouterr().out.splitlines()
     assert header[header.index("rolled out") :].split() == ["rolled", "out", "source"]
     assert row[header.index("rolled out") :].startswith(shown)
+
+
+def test_a_change_that_is_not_on_every_server_has_an_exit_code_of_its_own(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal of another name counts for more."""
+    a = write_fake_adapter(tmp_path / "a", "a")
+    load, unload = LocalNames.load, LocalNames.unload
+
+    def incomplete(name: str) -> Rollout:
+        states = ReplicaState("one", "", State.READY), ReplicaState("two", "", State.SILENT, "1 h")
+        return Rollout(Record(name=name, serial=7), states)
+
+    async def load_on_one(names: LocalNames, wish: AdapterWish, by: str) -> Loaded:
+        return Loaded((await load(names, wish, by)).adapter, incomplete(wish.lora_name))
+
+    async def unload_on_one(names: LocalNames, name: str, by: str) -> Rollout:
+        await unload(names, name, by)
+        return incomplete(name)
+
+    monkeypatch.setattr(LocalNames, "load", load_on_one)
+    monkeypatch.setattr(LocalNames, "unload", unload_on_one)
+    for words in (("load", "x", a), ("replace", "x", a), ("unload", "x")):
+        code, told = shell(*words)
+        assert code == 3, told
+        assert "warning: it is on 1 of 2 replicas; not on two (not heard from: 1 h)" in told
+    assert shell("load", f"y={a}", "z=/nowhere")[0] == 1
 
 
 def test_a_name_that_the_server_failed_to_load_is_listed_with_its_state_and_the_reason(

@@ -10,6 +10,9 @@ import httpx
 import pytest
 
 from lora_serve.catalog import file_store
+from lora_serve.catalog.records import Record
+from lora_serve.catalog.replica import CatalogReplica
+from lora_serve.catalog.rollout import ReplicaState, Rollout, State
 from lora_serve.config import CatalogConfig, EngineConfig, LoRAConfig, ModelConfig, ServerConfig
 from lora_serve.errors import AdapterNotFoundError, ConfigError
 from lora_serve.server.adapter_names import member_of
@@ -133,6 +136,33 @@ async def test_without_a_catalog_a_resolver_loads_for_its_own_server(tmp_path: P
         assert [await said(client, name) for name in ("tenant", "..", "no")] == [
             "ALPHA", "404", "404",
         ]  # fmt: skip
+
+
+async def test_a_change_that_is_not_everywhere_is_a_warning_that_names_the_servers(
+    fleet: Fleet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one = await fleet.start("one")
+    await load(one, "tenant", write_adapter(tmp_path / "a", "ALPHA"))
+    states = (ReplicaState("two", "", State.SILENT, "for 11 s"),)
+
+    async def rolled_out(replica: object, record: Record, seconds: float) -> Rollout:
+        return Rollout(record, states)
+
+    monkeypatch.setattr(CatalogReplica, "rolled_out", rolled_out)
+    b = write_adapter(tmp_path / "b", "BETA")
+    loaded = await load(one, "tenant", b, load_inplace=True)
+    assert loaded.headers["X-LoRA-Rollout"] == "incomplete"
+    await one.post("/reset_prefix_cache", json={"lora_name": "tenant"})
+    await one.post("/v1/unload_lora_adapter", json={"lora_name": "tenant"})
+    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert warnings == [
+        f"adapter tenant of the catalog: serial {serial} is on 0 of 1 replicas; not on two (not "
+        "heard from: for 11 s)"
+        for serial in (3, 4, 5)
+    ]
 
 
 async def test_a_name_that_failed_here_is_told_with_its_state_and_reason(
