@@ -118,6 +118,17 @@ class CatalogUnavailableError(LoraServeError):
     """The store of --lora-catalog cannot be asked now; the same call may succeed later."""
 
 
+class ChangeUnknownError(CatalogUnavailableError):
+    """The catalog was lost in a change: it was made, or may have been, and not all is known of it.
+
+    digest: what the name stands for now, "" for nothing; None if it may also be as it was.
+    """
+
+    def __init__(self, message: str, digest: str | None = None) -> None:
+        super().__init__(message)
+        self.digest = digest
+
+
 class UnauthorizedError(LoraServeError):
     """No API key, or an unknown one."""
 

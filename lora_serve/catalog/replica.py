@@ -26,6 +26,7 @@ from lora_serve.catalog.view import Admission, CatalogView
 from lora_serve.errors import (
     AdapterUnavailableError,
     CatalogUnavailableError,
+    ChangeUnknownError,
     InvalidRequestError,
     NotFoundError,
 )
@@ -209,7 +210,8 @@ class CatalogReplica:
         """Make a change of what the name stands for now; returns its record.
 
         Raises:
-            CatalogUnavailableError: nothing was changed, or that is not known; it says which.
+            CatalogUnavailableError: nothing was changed.
+            ChangeUnknownError: whether it was is not known.
         """
         while True:
             self.check_ready()
@@ -222,7 +224,7 @@ class CatalogReplica:
             try:
                 written: Record | None = await self._ask(self._store.put, planned, expected)
             except CatalogUnavailableError as error:
-                raise CatalogUnavailableError(
+                raise ChangeUnknownError(
                     f"{error}; whether '{name}' was changed is not known: /v1/models tells when "
                     "the catalog answers"
                 ) from error

@@ -21,7 +21,8 @@ from lora_serve.observability.sizes import shown_bytes
 from lora_serve.observability.table import text_table
 
 EXIT_REFUSED = 1
-EXIT_NOT_EVERYWHERE = 3  # done, but some server of the catalog has not confirmed it; 2 is a mistake
+EXIT_NOT_EVERYWHERE = 3  # some server of the catalog has not confirmed it; 2 is a user's mistake
+NOT_KNOWN = "ChangeUnknownError"  # the type of a server's error
 SHORT_DIGEST = 12
 HISTORY_PATH = "/adapter_changes"
 
@@ -166,8 +167,11 @@ def _each(names: Mapping[str, str] | Sequence[str], act: Act) -> int:
             print(escaped(outcome.text, kept="\n"), flush=True)
             num_incomplete += not outcome.is_everywhere
         except (RemoteError, ConfigError) as error:
-            num_refused += 1
-            print(escaped(f"{name}: refused: {error}"), file=sys.stderr)
+            is_refused = not (isinstance(error, RemoteError) and error.kind == NOT_KNOWN)
+            num_refused += is_refused
+            num_incomplete += not is_refused
+            what = "refused" if is_refused else "not known"
+            print(escaped(f"{name}: {what}: {error}"), file=sys.stderr)
     if num_refused:
         return EXIT_REFUSED
     return EXIT_NOT_EVERYWHERE if num_incomplete else 0

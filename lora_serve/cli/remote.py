@@ -29,12 +29,16 @@ Json = dict[str, Any]
 
 
 class RemoteError(LoraServeError):
-    """The server refused. status: of its answer. param: the field at fault, if it names one."""
+    """The server refused. status: of its answer. param: the field at fault, if it names one.
 
-    def __init__(self, message: str, status: int, param: str = "") -> None:
+    kind: what the server calls such errors, "" if it does not.
+    """
+
+    def __init__(self, message: str, status: int, param: str = "", kind: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.param = param
+        self.kind = kind
 
 
 class UnreachableError(LoraServeError):
@@ -203,23 +207,24 @@ class Remote:
             raise UnreachableError(f"{self.url}: the answer broke off: {what}") from error
 
     def _refusal(self, response: httpx.Response, text: str) -> RemoteError:
-        told, param = _fault(response.status_code, text)
+        told, param, kind = _fault(response.status_code, text)
         if response.has_redirect_location:  # not followed: that place would get the key
             place = response.headers["Location"][:MAX_TOLD_CHARS]
             told = f"{self.url} redirects to {place}; if that is the server, name it with --url"
         if response.status_code == 401:
             told = f"{told} (name a key with --api-key-file, --api-key or in the environment)"
-        return RemoteError(told, response.status_code, param)
+        return RemoteError(told, response.status_code, param, kind)
 
 
-def _fault(status: int, text: str) -> tuple[str, str]:
-    """What an error says, and the field at fault."""
+def _fault(status: int, text: str) -> tuple[str, str, str]:
+    """What an error says, the field at fault, and the error's kind."""
     try:
         error = Reply(text).json()["error"]
-        return str(error["message"])[:MAX_TOLD_CHARS], str(error.get("param") or "")
+        told = str(error["message"])[:MAX_TOLD_CHARS]
+        return told, str(error.get("param") or ""), str(error.get("type") or "")
     except (ValueError, KeyError, TypeError, AttributeError):
         text = text.strip()[:MAX_TOLD_CHARS]
-        return f"HTTP {status}: {text}" if text else f"HTTP {status}", ""
+        return f"HTTP {status}: {text}" if text else f"HTTP {status}", "", ""
 
 
 def _place(url: str) -> tuple[str | None, str]:

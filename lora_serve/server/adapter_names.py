@@ -32,6 +32,7 @@ from lora_serve.errors import (
     AdapterError,
     AdapterExistsError,
     CatalogUnavailableError,
+    ChangeUnknownError,
     LoraServeError,
     NotFoundError,
 )
@@ -282,9 +283,10 @@ class CataloguedNames:
         try:
             rollout = await self.replica.rolled_out(record, self._rollout_seconds)
         except CatalogUnavailableError as error:
-            raise CatalogUnavailableError(
+            raise ChangeUnknownError(
                 f"{error}; '{record.name}' was changed (serial {record.serial}), but which servers "
-                "have done so is not known: /v1/models tells when the catalog answers"
+                "have done so is not known: /v1/models tells when the catalog answers",
+                record.digest,
             ) from error
         if not rollout.is_everywhere:
             logger.warning(

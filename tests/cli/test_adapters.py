@@ -14,6 +14,7 @@ from lora_serve.catalog.rollout import ReplicaState, Rollout, State
 from lora_serve.cli.adapters_actions import list_adapters
 from lora_serve.cli.main import main
 from lora_serve.cli.remote import Remote, ServedModel, UnreachableError
+from lora_serve.errors import ChangeUnknownError
 from lora_serve.server.adapter_names import Loaded, LocalNames
 from lora_serve.server.admin.protocol import AdapterWish
 from tests.cli.conftest import FakeServer
@@ -128,6 +129,17 @@ def test_a_change_that_is_not_on_every_server_has_an_exit_code_of_its_own(
         assert code == 3, told
         assert "warning: it is on 1 of 2 replicas; not on two (not heard from: 1 h)" in told
     assert shell("load", f"y={a}", "z=/nowhere")[0] == 1
+
+
+def test_a_change_of_which_too_little_is_known_is_not_told_as_refused(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(names: LocalNames, wish: AdapterWish, by: str) -> Loaded:
+        raise ChangeUnknownError("the catalog is gone; 'x' was changed (serial 7)", digest="ab")
+
+    monkeypatch.setattr(LocalNames, "load", lost)
+    code, told = shell("load", "x", write_fake_adapter(tmp_path / "a", "a"))
+    assert (code, told) == (3, "x: not known: the catalog is gone; 'x' was changed (serial 7)\n")
 
 
 def test_a_name_that_the_server_failed_to_load_is_listed_with_its_state_and_the_reason(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from lora_serve.catalog.records import Record
 from lora_serve.catalog.replica import CatalogReplica
 from lora_serve.catalog.rollout import ReplicaState, Rollout, State
 from lora_serve.config import CatalogConfig, EngineConfig, LoRAConfig, ModelConfig, ServerConfig
-from lora_serve.errors import AdapterNotFoundError, ConfigError
+from lora_serve.errors import AdapterNotFoundError, CatalogUnavailableError, ConfigError
 from lora_serve.server.adapter_names import member_of
 from lora_serve.server.app import create_app
 from tests.fakes.engine import FakeEngine, write_adapter
@@ -136,6 +138,47 @@ async def test_without_a_catalog_a_resolver_loads_for_its_own_server(tmp_path: P
         assert [await said(client, name) for name in ("tenant", "..", "no")] == [
             "ALPHA", "404", "404",
         ]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_change_during_which_the_store_is_lost_is_not_told_as_refused(
+    is_told: bool,
+    fleet: Fleet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The store writes the change, and is gone before it says so or before servers report."""
+    caplog.set_level(logging.INFO, "lora_serve.server.admin.audit")
+    one = await fleet.start("one")
+    alpha = await load(one, "tenant", write_adapter(tmp_path / "a", "ALPHA"))
+    store = type(fleet.names["one"].replica._store)  # type: ignore[attr-defined]
+    put = store.put
+
+    def gone(*_: object) -> None:
+        raise CatalogUnavailableError("the catalog is gone")
+
+    def put_and_go(self: object, record: Record, expected: int) -> object:
+        written = put(self, record, expected)
+        monkeypatch.setattr(store, "standings", gone)
+        return written if is_told else gone()
+
+    monkeypatch.setattr(store, "put", put_and_go)
+    b = write_adapter(tmp_path / "b", "BETA")
+    body = {"lora_name": "tenant", "lora_path": b, "load_inplace": True}
+    answer = await one.post("/v1/load_lora_adapter", json=body)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "ChangeUnknownError")
+    line = [one.getMessage() for one in caplog.records if one.name.endswith("audit")][-1]
+    old, new = alpha.headers["X-LoRA-Digest"], hashlib.sha256(b"BETA").hexdigest()
+    (change, *_) = (await one.get("/adapter_changes")).json()["data"]
+    if is_told:
+        assert f"digest {old} -> {new}, made, but not known where: " in line
+        assert (change["new_digest"], change["new_path"], change["error"]) == (new, b, None)
+    else:
+        assert f"digest {old} -> unknown, not known whether made: " in line
+        assert "whether 'tenant' was changed is not known" in change["error"]
+    assert "unchanged" not in line
+    assert "failed" not in line
 
 
 async def test_a_change_that_is_not_everywhere_is_a_warning_that_names_the_servers(

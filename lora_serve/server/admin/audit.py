@@ -10,6 +10,7 @@ import logging
 import time
 from types import TracebackType
 
+from lora_serve.errors import ChangeUnknownError
 from lora_serve.observability.log import cut, quoted, with_fields
 from lora_serve.server.admin.adapter_changes import AdapterChanges
 from lora_serve.server.admin.answers import AdapterChange
@@ -17,7 +18,7 @@ from lora_serve.server.http.auth import Caller
 
 logger = logging.getLogger(__name__)
 
-NO_ADAPTER = "none"
+NO_ADAPTER, UNKNOWN = "none", "unknown"  # in the place of a digest
 MAX_TOLD = 10  # ids of requests in a line
 
 Detail = str | int | tuple[str, ...]
@@ -45,9 +46,15 @@ class AdapterAudit:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        is_same = error is not None or self.is_unchanged
         failure = _failure(error)
-        self._keep(failure)
+        is_made = error is None
+        if isinstance(error, ChangeUnknownError):
+            is_made = error.digest is not None
+            self._new = UNKNOWN if error.digest is None else error.digest or NO_ADAPTER
+            is_same = self.is_unchanged
+        else:
+            is_same = self.is_unchanged or not is_made
+        self._keep(None if is_made else failure)
         logger.log(
             _level(failure),
             "adapter %s by %s: name %s, path %s, digest %s, %s",
@@ -56,7 +63,7 @@ class AdapterAudit:
             quoted(self._name),
             quoted(self._path),
             "unchanged" if is_same else f"{self._old} -> {self._new}",
-            "done" if failure is None else f"failed: {quoted(failure)}",
+            _outcome(error),
             extra=with_fields(
                 change=self._change,
                 by=self._caller.shown,
@@ -89,7 +96,7 @@ class AdapterAudit:
         """Keep an admin's change; what others are refused must not push it out of the list."""
         if self._changes is None or self._name is None or not self._caller.is_admin:
             return
-        is_loaded = self._new != NO_ADAPTER
+        is_loaded = self._new not in (NO_ADAPTER, UNKNOWN)
         self._changes.add(
             AdapterChange(
                 time=time.time(),
@@ -131,7 +138,7 @@ class CallAudit:
             self._call,
             self._caller.shown,
             "".join(told),
-            "done" if failure is None else f"failed: {quoted(failure)}",
+            _outcome(error),
             extra=with_fields(
                 change=self._call, by=self._caller.shown, **details, failure=_cut(failure)
             ),
@@ -144,6 +151,17 @@ class CallAudit:
 
 def _failure(error: BaseException | None) -> str | None:
     return None if error is None else str(error) or type(error).__name__
+
+
+def _outcome(error: BaseException | None) -> str:
+    """How the line of a call ends: what was not refused must not read as if it were."""
+    failure = _failure(error)
+    if failure is None:
+        return "done"
+    if not isinstance(error, ChangeUnknownError):
+        return f"failed: {quoted(failure)}"
+    known = "not known whether made" if error.digest is None else "made, but not known where"
+    return f"{known}: {quoted(failure)}"
 
 
 def _level(failure: str | None) -> int:
