@@ -14,7 +14,8 @@ import os
 import queue
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
@@ -23,7 +24,7 @@ from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.checkpoint import read_adapter
 from lora_serve.adapters.lanes import MAX_HUNG_READS, NUM_READS, Lane, LoadJob, ReadTask
 from lora_serve.adapters.location import HubAdapter, RemoteAdapter, S3Adapter, find_adapter
-from lora_serve.adapters.remote import download, is_below
+from lora_serve.adapters.remote import copies, download, is_below
 from lora_serve.adapters.threads import AdapterThreads, LoaderThreads
 from lora_serve.config import LoRAConfig
 from lora_serve.errors import (
@@ -88,13 +89,32 @@ class AdapterSource:
     """Where adapters come from. Both are called in threads and may take for ever.
 
     read: the checkpoint at a path, or what has to be downloaded first. download: its directory.
+    copies: directories with what was downloaded of it before.
     """
 
     read: Callable[[str], AdapterCheckpoint | RemoteAdapter]
     download: Callable[[RemoteAdapter], str]
+    copies: Callable[[RemoteAdapter], Sequence[str]] = lambda adapter: ()
 
-    def get(self, place: str | RemoteAdapter) -> AdapterCheckpoint | RemoteAdapter | str:
-        return self.read(place) if isinstance(place, str) else self.download(place)
+    def get(
+        self, place: str | RemoteAdapter, digest: str
+    ) -> AdapterCheckpoint | RemoteAdapter | str:
+        """Read what lies there, or download it. digest: which is wanted, in hexadecimal, or ""."""
+        if not isinstance(place, str):
+            return self.download(place)
+        found = self.read(place)
+        if isinstance(found, AdapterCheckpoint) or not digest:
+            return found
+        return self._copy(found, digest) or found
+
+    def _copy(self, adapter: RemoteAdapter, digest: str) -> AdapterCheckpoint | None:
+        """What was downloaded before, if it has the digest: then the place is not asked for it."""
+        for directory in self.copies(adapter):
+            with suppress(LoraServeError):  # a copy that cannot be used is none
+                copy = self.read(directory)
+                if isinstance(copy, AdapterCheckpoint) and copy.digest.hex() == digest:
+                    return copy
+        return None
 
 
 Outcome = AdapterCheckpoint | RemoteAdapter | str | LoraServeError
@@ -133,7 +153,9 @@ def make_loader(
             allowed_roots=roots,
         )
 
-    source = AdapterSource(read, lambda adapter: download(adapter, config))
+    source = AdapterSource(
+        read, lambda adapter: download(adapter, config), lambda adapter: copies(adapter, config)
+    )
     return AdapterLoader(config, source, prepare, notify, AdapterThreads())
 
 
@@ -308,7 +330,8 @@ class AdapterLoader:
     # ── the threads ─────────────────────────────────────────────────────────────────────────
 
     def _read(self, lane: Lane, task: ReadTask) -> None:
-        outcome = _guarded(task.job.path, partial(self._source.get, task.place))
+        get = partial(self._source.get, task.place, _wanted_digest(task.job))
+        outcome = _guarded(task.job.path, get)
         if isinstance(outcome, AdapterCheckpoint):
             outcome = _of_digest(outcome, task.job)
         if isinstance(outcome, AdapterCheckpoint):
@@ -331,9 +354,13 @@ class AdapterLoader:
         self._notify()
 
 
+def _wanted_digest(job: LoadJob) -> str:
+    return job.call.digest if job.call else ""
+
+
 def _of_digest(checkpoint: AdapterCheckpoint, job: LoadJob) -> AdapterCheckpoint | AdapterError:
     """The checkpoint, or a refusal if its caller has asked for another digest."""
-    wanted, found = job.call.digest if job.call else "", checkpoint.digest.hex()
+    wanted, found = _wanted_digest(job), checkpoint.digest.hex()
     if wanted in ("", found):
         return checkpoint
     return AdapterChangedError(

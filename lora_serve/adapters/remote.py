@@ -1,7 +1,7 @@
 """Adapters that are downloaded before they are read: of the hub, or of a bucket of S3.
 
 An object is fetched once: what lies on this disk under the same ETag is not fetched again. Objects
-of one adapter come into a directory that is named by all their ETags and appears whole.
+of one adapter come into a directory that is named by its URI and all their ETags and appears whole.
 """
 
 from __future__ import annotations
@@ -39,6 +39,13 @@ def download(adapter: RemoteAdapter, config: LoRAConfig) -> str:
     return download_from_s3(adapter, cache, *limits)
 
 
+def copies(adapter: RemoteAdapter, config: LoRAConfig) -> list[str]:
+    """Directories with what was fetched of an adapter before, where they are known by its name."""
+    if isinstance(adapter, HubAdapter):
+        return []  # the hub's client finds its own
+    return copies_of_s3(adapter, Path(config.lora_s3_cache_path).expanduser())
+
+
 def is_below(path: str, place: str) -> bool:
     """Whether a path or URI lies below another, and no part of it leads back up."""
     rest = path.removeprefix(place.rstrip("/") + "/")
@@ -63,8 +70,8 @@ def download_from_s3(adapter: S3Adapter, cache: Path, max_bytes: int, max_cache_
                 f"{max_bytes}; raise the limit"
             )
         tags = [f"{name} {meta['e_tag']}" for name, meta in sorted(found.items())]
-        name = hashlib.sha256("\n".join((str(adapter), *tags)).encode()).hexdigest()
-        directory = cache / name
+        version = hashlib.sha256("\n".join((str(adapter), *tags)).encode()).hexdigest()
+        directory = cache / f"{_beginning(adapter)}{version}"
         if not directory.is_dir():
             _check_room(adapter, num_bytes, cache, max_cache_bytes)
             _fetch(store, key, found, directory)
@@ -76,6 +83,17 @@ def download_from_s3(adapter: S3Adapter, cache: Path, max_bytes: int, max_cache_
         reason = str(error).partition("\n")[0]
         raise AdapterUnavailableError(f"{adapter} could not be fetched: {reason}") from error
     return str(directory)
+
+
+def copies_of_s3(adapter: S3Adapter, cache: Path) -> list[str]:
+    """The directories with what was fetched of an adapter, the newest first."""
+    found = cache.glob(f"{_beginning(adapter)}*")
+    return [str(one) for one in sorted(found, key=lambda one: one.stat().st_mtime, reverse=True)]
+
+
+def _beginning(adapter: S3Adapter) -> str:
+    """How the names of the directories of an adapter's versions begin."""
+    return hashlib.sha256(str(adapter).encode()).hexdigest()[:32] + "-"
 
 
 def _check_room(adapter: S3Adapter, num_bytes: int, cache: Path, max_cache_bytes: int) -> None:

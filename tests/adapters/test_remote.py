@@ -64,8 +64,10 @@ def put(s3: Any, key: str, directory: str) -> str:
     return f"s3://adapters/{key}"
 
 
-def read(path: str, config: LoRAConfig, lora_modules: Shapes) -> AdapterCheckpoint | LoraServeError:
-    """What an engine's loader makes of a load from this path."""
+def read(
+    path: str, config: LoRAConfig, lora_modules: Shapes, digest: str = ""
+) -> AdapterCheckpoint | LoraServeError:
+    """What an engine's loader makes of a load from this path, with this digest if it names one."""
     notified = threading.Event()
     model = ModelInfo(
         fingerprint=b"",
@@ -79,7 +81,7 @@ def read(path: str, config: LoRAConfig, lora_modules: Shapes) -> AdapterCheckpoi
     )
     loader = make_loader(config, model, lambda checkpoint: None, notified.set)
     try:
-        loader.submit(LoadJob(path, LoadAdapter(1, "name", path)))
+        loader.submit(LoadJob(path, LoadAdapter(1, "name", path, digest=digest)))
         while True:
             if results := loader.take_results():
                 return results[0].outcome
@@ -123,6 +125,37 @@ def test_what_was_fetched_is_fetched_again_only_when_it_has_changed(
     second = download_from_s3(adapter, cache, MANY, MANY)
     assert second != first
     assert {path.name for path in cache.iterdir()} == {Path(first).name, Path(second).name}
+
+
+def test_a_copy_of_the_digest_that_is_asked_for_is_used_without_s3(
+    s3: Any, tmp_path: Path, lora_modules: Shapes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A catalog says which digest; a server that starts while S3 is away has it here already."""
+    config = LoRAConfig(
+        enable_lora=True,
+        lora_resolver=("s3://adapters/kept",),
+        lora_s3_cache_path=str(tmp_path / "cache"),
+        lora_allowed_roots=(str(tmp_path / "elsewhere"),),
+    )
+    digests = []
+    for seed in (0, 1):
+        uri = put(
+            s3, "kept/a", write_adapter(tmp_path / "a", lora_tensors(lora_modules, seed=seed))
+        )
+        fetched = read(uri, config, lora_modules)
+        assert isinstance(fetched, AdapterCheckpoint), fetched
+        digests.append(fetched.digest.hex())
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    for digest in digests:
+        kept = read(uri, config, lora_modules, digest)
+        assert isinstance(kept, AdapterCheckpoint), kept
+        assert kept.digest.hex() == digest
+    other = read(uri, config, lora_modules, "ab" * 32)
+    assert isinstance(other, AdapterUnavailableError), "S3 must be asked for what is not here"
+    for directory in (tmp_path / "cache").iterdir():
+        write_adapter(directory, lora_tensors(lora_modules, seed=2))
+    damaged = read(uri, config, lora_modules, digests[0])
+    assert isinstance(damaged, AdapterUnavailableError), "a copy must have the digest"
 
 
 def test_an_adapter_that_is_too_large_is_not_fetched(
