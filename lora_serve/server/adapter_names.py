@@ -84,6 +84,10 @@ class AdapterNames(Protocol):
         """What this server is called among them; None without a catalog."""
 
     @property
+    def catalog(self) -> str | None:
+        """Where names stand, and as whom this server is known there, for people; None without."""
+
+    @property
     def unable(self) -> Collection[str]:
         """Names that this server refuses, because it cannot have what the catalog says of them."""
 
@@ -127,7 +131,7 @@ class LocalNames:
     """Names of this server alone."""
 
     is_shared = False
-    replica_id = None
+    replica_id = catalog = None
     unable: Collection[str] = ()
 
     def __init__(self, engine: Engine) -> None:
@@ -188,8 +192,9 @@ class CataloguedNames:
         self.replica_id = member.replica_id
         self._resolver = AdapterResolver(engine.config.lora, self._load_resolved)
         self._rollout_seconds = config.lora_rollout_timeout
-        self.replica = CatalogReplica(open_store(config), engine, member, applied=self._applied)
-
+        store = open_store(config)
+        self.catalog = f"{store.where}, as replica {member.replica_id!r}"
+        self.replica = CatalogReplica(store, engine, member, applied=self._applied)
         engine.metrics.watch_catalog(self._figures)
 
     @property

@@ -277,7 +277,8 @@ async def run_server(
             ServerShutdown(engine, drain, connections, config.drain_timeout),
             keys,
         )
-        tell_summary(start_summary(engine.config, config, engine.model_info))
+        catalog = None if names is None else names.catalog
+        tell_summary(start_summary(engine.config, config, engine.model_info, catalog))
         warn_of_open_server(config)
         if told := keys.describe():
             logger.info("%s", told)

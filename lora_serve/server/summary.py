@@ -6,6 +6,7 @@ import logging
 
 from lora_serve.config import EngineConfig, ServerConfig
 from lora_serve.config.limits import UNLIMITED
+from lora_serve.engine.kv_event_sockets import binds_at
 from lora_serve.messages import EngineReady
 from lora_serve.observability.log import with_fields
 from lora_serve.observability.sizes import shown_bytes, shown_count
@@ -15,20 +16,25 @@ logger = logging.getLogger(__name__)
 Summary = dict[str, str]
 
 NAME_WIDTH = 10
+_NAMES = "their names stand in the catalog at"
 
 
-def start_summary(config: EngineConfig, server: ServerConfig, engine: EngineReady) -> Summary:
-    """A text by subject, in the order of a reader's interest."""
+def start_summary(
+    config: EngineConfig, server: ServerConfig, engine: EngineReady, catalog: str | None = None
+) -> Summary:
+    """A text by subject, in the order of a reader's interest. catalog: of `AdapterNames`."""
     summary = {
         "model": _model(config, engine),
         "runs on": _device(config, engine),
         "KV cache": _kv_cache(config, engine),
-        "adapters": _adapters(config),
+        "adapters": _adapters(config) + (f"; {_NAMES} {catalog}" if catalog else ""),
         "limits": _limits(config),
         "access": _access(config, server),
     }
     if config.speculative.is_enabled:
         summary["drafts"] = _drafts(config, engine)
+    if config.kv_events.is_enabled:
+        summary["KV events"] = _kv_events(config)
     if pages := _pages(server):
         summary["pages"] = pages
     return summary
@@ -98,8 +104,25 @@ def _kv_cache(config: EngineConfig, engine: EngineReady) -> str:
     return (
         f"{shown_bytes(engine.kv_bytes)} for {num_tokens:,} tokens; the longest request has "
         f"{engine.max_request_tokens:,}, of which {engine.num_longest_requests:,} fit at once; "
-        f"prefixes are {sharing}" + (f"; also kept in {', '.join(tiers)}" if tiers else "")
+        f"prefixes are {sharing}{_tiers(', '.join(tiers), config.kv_tiers.kv_role)}"
     )
+
+
+def _tiers(names: str, role: str) -> str:
+    if not names:
+        return ""
+    told = {
+        "kv_producer": f"; also stored in {names}, never fetched (kv_producer)",
+        "kv_consumer": f"; also fetched from {names}, never stored there (kv_consumer)",
+    }
+    return told.get(role, f"; also kept in {names}")
+
+
+def _kv_events(config: EngineConfig) -> str:
+    endpoint, replays = config.kv_events.kv_events_endpoint, config.kv_events.endpoints
+    how = "published at" if binds_at(endpoint) else "sent to who listens at"
+    replayed = replays.get("replay_endpoint")
+    return f"{how} {endpoint}" + (f", replayed at {replayed}" if replayed else "")
 
 
 def _adapters(config: EngineConfig) -> str:
@@ -107,9 +130,11 @@ def _adapters(config: EngineConfig) -> str:
     if not lora.enable_lora:
         return "none (--enable-lora serves them)"
     loaded = f"{len(lora.modules)} loaded; " if lora.modules else ""
+    places = ", ".join(lora.lora_resolver)
     return (
         f"{loaded}{lora.max_loras} in one step, {lora.cpu_lora_limit} in memory, of rank "
         f"{lora.max_lora_rank} at most"
+        + (f"; others on their first request, from {places}" if places else "")
     )
 
 

@@ -17,7 +17,7 @@ from lora_serve.catalog.replica import CatalogReplica
 from lora_serve.catalog.rollout import ReplicaState, Rollout, State
 from lora_serve.config import CatalogConfig, EngineConfig, LoRAConfig, ModelConfig, ServerConfig
 from lora_serve.errors import AdapterNotFoundError, CatalogUnavailableError, ConfigError
-from lora_serve.server.adapter_names import member_of
+from lora_serve.server.adapter_names import LocalNames, member_of
 from lora_serve.server.app import create_app
 from tests.fakes.engine import FakeEngine, write_adapter
 from tests.server.catalogued_servers import Fleet
@@ -265,6 +265,12 @@ async def test_the_metrics_tell_how_names_stand(fleet: Fleet, tmp_path: Path) ->
     assert lines[f"lora_serve:catalog_is_up{{{labels}}}"] == "1.0"
     for state, count in (("ready", "1.0"), ("loading", "0.0"), ("failed", "0.0")):
         assert lines[f'lora_serve:catalog_names{{{labels},state="{state}"}}'] == count
+
+
+async def test_where_the_catalog_is_can_be_told_without_a_password(fleet: Fleet) -> None:
+    await fleet.start("one")
+    assert fleet.names["one"].catalog == f"{fleet.catalog}, as replica 'one'"
+    assert LocalNames(fleet.engines["one"]).catalog is None
 
 
 async def test_adapters_in_bodies_are_refused(fleet: Fleet) -> None:

@@ -10,6 +10,8 @@ from msgspec import structs
 from lora_serve.config import (
     CacheConfig,
     EngineConfig,
+    KVEventsConfig,
+    KVTierConfig,
     LoRAConfig,
     ModelConfig,
     ParallelConfig,
@@ -61,6 +63,32 @@ def test_ranks_are_told_with_the_threads_of_each() -> None:
     ready = structs.replace(READY, num_threads=1)
     told = start_summary(ranks, ServerConfig(), ready)["runs on"]
     assert told == "cpu, 2 ranks, 1 thread each, kernels cpu-avx2-3"
+
+
+def test_what_servers_share_is_told() -> None:
+    """No word of it where nothing is shared."""
+    plain = start_summary(ENGINE, ServerConfig(), READY)
+    assert "catalog" not in " ".join(plain.values())
+    assert "KV events" not in plain
+    shared = replace(
+        ENGINE,
+        lora=LoRAConfig(enable_lora=True, lora_resolver=("dir:/adapters", "s3://bucket/a")),
+        kv_tiers=KVTierConfig(kv_redis_url="redis://r", kv_role="kv_consumer"),
+        kv_events=KVEventsConfig(
+            kv_events_enable_kv_cache_events=True, kv_events_replay_endpoint="tcp://*:5558"
+        ),
+    )
+    catalog = "redis://r:1/0, as replica 'one'"
+    told = start_summary(shared, ServerConfig(), READY, catalog)
+    assert told["adapters"].endswith(
+        "; others on their first request, from dir:/adapters, s3://bucket/a; their names stand in "
+        "the catalog at redis://r:1/0, as replica 'one'"
+    )
+    assert told["KV cache"].endswith("; also fetched from Redis, never stored there (kv_consumer)")
+    assert told["KV events"] == "published at tcp://*:5557, replayed at tcp://*:5558"
+    disk = KVTierConfig(kv_disk_path="/kv", kv_role="kv_producer")
+    producer = start_summary(replace(ENGINE, kv_tiers=disk), ServerConfig(), READY)
+    assert producer["KV cache"].endswith("; also stored in disk, never fetched (kv_producer)")
 
 
 def test_only_pages_that_there_are_are_told() -> None:
