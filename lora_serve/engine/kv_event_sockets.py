@@ -5,8 +5,10 @@ from __future__ import annotations
 import zmq
 
 from lora_serve.config import KVEventsConfig
+from lora_serve.config.server import is_loopback
 from lora_serve.errors import ConfigError
 
+_TCP = "tcp://"
 MOST_REQUEST_BYTES = 1024  # of one that subscribes, or asks for what it has missed
 
 
@@ -38,7 +40,18 @@ class EventSockets:
 
 def binds_at(endpoint: str) -> bool:
     """Whether a publisher binds there; else it connects to a consumer's address."""
-    return "*" in endpoint or "::" in endpoint or not endpoint.startswith("tcp://")
+    return "*" in endpoint or "::" in endpoint or not endpoint.startswith(_TCP)
+
+
+def open_endpoints(config: KVEventsConfig) -> list[str]:
+    """Those that are bound where other machines may reach them."""
+    endpoints = config.endpoints
+    bound = [one for name, one in endpoints.items() if name != "endpoint" or binds_at(one)]
+    return [one for one in bound if one.startswith(_TCP) and not is_loopback(_host(one))]
+
+
+def _host(endpoint: str) -> str:
+    return endpoint.removeprefix(_TCP).rpartition(":")[0].strip("[]")
 
 
 def _attach(socket: zmq.Socket[bytes], name: str, endpoint: str, binds: bool = False) -> None:

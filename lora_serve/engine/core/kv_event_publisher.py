@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from lora_serve.config import KVEventsConfig
-from lora_serve.engine.kv_event_sockets import EventSockets, binds_at
+from lora_serve.engine.kv_event_sockets import EventSockets, binds_at, open_endpoints
 from lora_serve.kv.events import KVEvent
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,12 @@ class EventPublisher:
         endpoint = config.kv_events_endpoint
         how = "published at" if binds_at(endpoint) else "sent to who listens at"
         logger.info("KV events are %s %s", how, endpoint)
+        for reached in open_endpoints(config):
+            logger.warning(
+                "KV events at %s need no key: every client that reaches this address may read the "
+                "tokens of prompts and answers; bind 127.0.0.1, or let gateways alone reach it",
+                reached,
+            )
         self._topic = config.kv_events_topic.encode()
         self._answers_replays = config.kv_events_replay_endpoint is not None
         self._kept: deque[tuple[bytes, bytes]] = deque()

@@ -308,3 +308,31 @@ def test_the_log_says_which_side_listens(
     assert publisher is not None
     publisher.close()
     assert f"KV events are {told}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "is_warned_of"),
+    [
+        ({"kv_events_endpoint": "tcp://*:*"}, "tcp://*:*"),
+        ({"kv_events_endpoint": "tcp://127.0.0.1:*"}, None),
+        ({"kv_events_endpoint": "tcp://[::1]:*"}, None),
+        ({"kv_events_endpoint": "tcp://10.0.0.7:9"}, None),  # connected to
+        ({"kv_events_replay_endpoint": "tcp://0.0.0.0:*"}, "tcp://0.0.0.0:*"),
+    ],
+)
+def test_an_endpoint_that_others_reach_comes_with_a_warning(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    endpoints: dict[str, str],
+    is_warned_of: str | None,
+) -> None:
+    """Events hold prompts' tokens, and no key is asked for."""
+    publisher = open_publisher(config(tmp_path, **endpoints))
+    assert publisher is not None
+    publisher.close()
+    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    if is_warned_of is None:
+        assert warned == []
+    else:
+        (line,) = warned
+        assert line.startswith(f"KV events at {is_warned_of} need no key: every client that")
