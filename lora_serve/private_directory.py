@@ -1,7 +1,8 @@
 """A directory for temporary files that its user alone may read.
 
 However its owner ends, it does not stay for ever: the owner holds a lock while it lives, and the
-next directory of the same prefix removes those whose locks are free.
+next directory of the same prefix removes those whose locks are free. It gets its name once its
+owner has the lock.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 _LOCK = "owner.lock"
+_UNREADY = "."  # before its name
 _YOUNG_SECONDS = 60.0  # time enough to take the lock of what was just made
 
 
@@ -25,9 +27,10 @@ class PrivateDirectory:
 
     def __init__(self, prefix: str, parent: Path) -> None:
         _remove_stale(prefix, parent)
-        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        self._lock = (self.path / _LOCK).open("w")
+        unready = Path(tempfile.mkdtemp(prefix=_UNREADY + prefix, dir=parent))
+        self._lock = (unready / _LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = unready.rename(parent / unready.name.removeprefix(_UNREADY))
 
     def close(self) -> None:
         """May be called again: an owner that is closed twice closes no descriptor of others."""
@@ -37,17 +40,20 @@ class PrivateDirectory:
 
 def _remove_stale(prefix: str, parent: Path) -> None:
     """Remove directories whose owners ended without `close`."""
-    for path in parent.glob(f"{prefix}*"):
-        if _is_old(path) and not _has_owner(path):
+    for path in (*parent.glob(f"{prefix}*"), *parent.glob(f"{_UNREADY}{prefix}*")):
+        if _is_stale(path):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_old(path: Path) -> bool:
+def _is_stale(path: Path) -> bool:
     try:
         status = path.lstat()
     except OSError:  # another start has just removed it
         return False
-    return status.st_uid == os.geteuid() and time.time() - status.st_mtime > _YOUNG_SECONDS
+    if status.st_uid != os.geteuid() or _has_owner(path):
+        return False
+    has_had_owner = not path.name.startswith(_UNREADY) and (path / _LOCK).exists()
+    return has_had_owner or time.time() - status.st_mtime > _YOUNG_SECONDS
 
 
 def _has_owner(path: Path) -> bool:

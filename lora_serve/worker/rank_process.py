@@ -9,7 +9,6 @@ import ctypes
 import logging
 import os
 import pickle
-import shutil
 import signal
 import socket
 import subprocess
@@ -36,6 +35,7 @@ from lora_serve.ops.cpu.numa import (
     rank_shares,
     with_threads_of,
 )
+from lora_serve.private_directory import PrivateDirectory
 from lora_serve.worker.device import Device, names_gpu
 from lora_serve.worker.rank_cards import NCCL, open_card, open_card_group
 from lora_serve.worker.rank_executor import RankExecutor
@@ -103,18 +103,24 @@ class RankProcesses:
         self._config = config
         self._shares = shares
         self._world_size = config.parallel.tensor_parallel_size
-        self._directory = Path(tempfile.mkdtemp(prefix="lora-serve-ranks-"))
-        backend = _backend(config)
-        memory = -1
-        if backend == "shared_memory":
-            memory = shared_memory.new_memory(self._world_size)
-        cards = self._directory / "cards" if names_gpu(config.model.device) else None
-        self.meeting = _Meeting(backend, memory, self._directory / "meeting", cards)
+        self._directory: PrivateDirectory | None = None
+        self.meeting = self._made_meeting(config)
         self.links: list[RankLinks] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lost: RankLostError | None = None
         self._is_closing = False
         self._is_closed = False
+
+    def _made_meeting(self, config: EngineConfig) -> _Meeting:
+        """Where they will meet; `close` takes it away."""
+        backend, has_cards = _backend(config), names_gpu(config.model.device)
+        is_in_memory = backend == "shared_memory"
+        memory = shared_memory.new_memory(self._world_size) if is_in_memory else -1
+        if is_in_memory and not has_cards:
+            return _Meeting(backend, memory)
+        self._directory = PrivateDirectory("lora-serve-ranks-", Path(tempfile.gettempdir()))
+        path = self._directory.path
+        return _Meeting(backend, memory, path / "meeting", path / "cards" if has_cards else None)
 
     def start(self) -> None:
         for rank in range(1, self._world_size):
@@ -151,7 +157,8 @@ class RankProcesses:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._directory is not None:
+            self._directory.close()
         if self.meeting.memory >= 0 and not self._is_closed:
             os.close(self.meeting.memory)
         self._is_closed = True

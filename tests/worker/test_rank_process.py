@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,7 @@ from lora_serve.ops.select import available_ops
 from lora_serve.step import SchedulerOutput
 from lora_serve.worker import rank_executor, rank_process
 from lora_serve.worker.rank_executor import RankExecutor
-from lora_serve.worker.rank_process import start_ranks
+from lora_serve.worker.rank_process import RankProcesses, start_ranks
 from lora_serve.worker.rank_server import RankLinks
 from lora_serve.worker.worker import Worker
 from tests.e2e.processes import pids_below
@@ -87,6 +89,31 @@ def test_a_rank_that_hangs_at_its_start_is_not_waited_for_for_ever(
     monkeypatch.setattr(agreement, "LOAD_SECONDS", 0.2)
     with pytest.raises(RankLostError, match="in time"):
         start_threads(2, lambda group: make_rank(model, group), hang).load()
+
+
+def test_ranks_leave_no_directory_however_they_end(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that meet in memory need none; the next ones remove that of an engine that was killed.
+
+    A lock that is free is what its owner's end leaves.
+    """
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    in_memory = of_two_ranks(model)
+    ranks = RankProcesses(in_memory)
+    assert [*tmp_path.iterdir()] == []
+    ranks.close()
+    parallel = replace(in_memory.parallel, tensor_parallel_backend="gloo")
+    by_files = replace(in_memory, parallel=parallel)
+    killed = RankProcesses(by_files)
+    assert killed._directory is not None
+    assert [*tmp_path.iterdir()] == [killed._directory.path]
+    killed._directory._lock.close()
+    following = RankProcesses(by_files)
+    assert following._directory is not None
+    assert [*tmp_path.iterdir()] == [following._directory.path]
+    following.close()
+    assert [*tmp_path.iterdir()] == []
 
 
 # ── processes that are killed or stopped ────────────────────────────────────────────────────────

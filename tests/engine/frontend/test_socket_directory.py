@@ -24,9 +24,7 @@ def age(path: Path, seconds: float = 3600) -> None:
 
 def leave_one_behind(parent: Path) -> Path:
     told = subprocess.run([sys.executable, "-c", KILLED, str(parent)], capture_output=True)
-    path = Path(told.stdout.decode().strip())
-    age(path)
-    return path
+    return Path(told.stdout.decode().strip())
 
 
 def test_only_its_user_may_look_into_it(short_path: Path) -> None:
@@ -42,6 +40,18 @@ def test_what_a_killed_server_left_is_removed_by_the_next(short_path: Path) -> N
     directory = SocketDirectory(short_path)
     assert list(short_path.iterdir()) == [directory.path]
     directory.close()
+
+
+def test_one_that_was_killed_before_it_had_its_lock_is_removed_once_it_is_old(
+    short_path: Path,
+) -> None:
+    unready = short_path / ".lora-serve-sockets-x"
+    unready.mkdir()
+    SocketDirectory(short_path).close()
+    assert unready.is_dir()
+    age(unready)
+    SocketDirectory(short_path).close()
+    assert not unready.exists()
 
 
 def test_the_directory_of_a_living_server_stays_however_old_it_is(short_path: Path) -> None:
