@@ -22,17 +22,21 @@ MAX_QUOTED_CHARS = 500
 _FIELDS = "lora_serve_fields"
 
 
-def set_up_logging(config: LogConfig, process: str, *, in_background: bool = True) -> None:
+def set_up_logging(
+    config: LogConfig, process: str, *, in_background: bool = True, label: str = ""
+) -> None:
     """Log to stderr as `config` says.
 
     Args:
         process: the name of this one, for lines in JSON.
+        label: what tells lines of text of this process from those of others like it.
         in_background: write in a thread. Without, this process has none yet, and may be forked.
     """
     file = sys.stderr.fileno()
     handler = BackgroundHandler(file) if in_background else logging.StreamHandler()
     is_json = config.log_format == "json"
-    handler.setFormatter(JsonFormatter(process) if is_json else TextFormatter(TEXT_FORMAT))
+    text_format = TEXT_FORMAT.replace("%(name)s", f"[{label}] %(name)s" if label else "%(name)s")
+    handler.setFormatter(JsonFormatter(process) if is_json else TextFormatter(text_format))
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
 
 

@@ -242,7 +242,7 @@ def main(parent: int, steps: int, calls: int) -> int:
         *(Link(socket.socket(fileno=end), "the first rank") for end in (steps, calls))
     )
     rank, config, meeting, share = pickle.loads(links.steps.receive(None))
-    set_up_logging(config.log, f"rank {rank}")
+    set_up_logging(config.log, f"rank {rank}", label=f"rank {rank}")
     if share is not None:
         bind_thread(share)
     try:

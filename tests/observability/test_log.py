@@ -16,15 +16,15 @@ import logging
 from lora_serve.config import LogConfig
 from lora_serve.observability.log import set_up_logging, with_fields
 
-set_up_logging(LogConfig(log_level="{level}", log_format="{form}"), "server")
+set_up_logging(LogConfig(log_level="{level}", log_format="{form}"), "server", label="{label}")
 logger = logging.getLogger("lora_serve.somewhere")
 logger.info("of little weight")
 logger.warning("two\\nlines", extra=with_fields(lora="a"))
 """
 
 
-def logged(level: str, form: str) -> list[str]:
-    script = SCRIPT.format(level=level, form=form)
+def logged(level: str, form: str, label: str = "") -> list[str]:
+    script = SCRIPT.format(level=level, form=form, label=label)
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
     )
@@ -51,6 +51,11 @@ def test_text_lines_begin_with_a_time_and_no_less_severe_ones_are_there() -> Non
     lines = logged("warning", "text")
     assert len(lines) == 2
     assert lines[0].split(" ", 2)[2] == "WARNING lora_serve.somewhere: two"
+
+
+def test_a_text_line_tells_by_its_label_which_of_like_processes_wrote_it() -> None:
+    told, _ = logged("warning", "text", "rank 1")
+    assert told.split(" ", 2)[2] == "WARNING [rank 1] lora_serve.somewhere: two"
 
 
 def test_no_value_of_a_line_takes_the_place_of_its_message() -> None:

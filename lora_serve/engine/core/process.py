@@ -37,7 +37,8 @@ def run_engine(config: EngineConfig, message_address: str, reply_address: str) -
     """Serve one API process until it says Shutdown, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API process decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    set_up_logging(config.log, "engine")
+    has_ranks = config.parallel.tensor_parallel_size > 1
+    set_up_logging(config.log, "engine", label="rank 0" if has_ranks else "")
     exit_with_any_thread()
     _exit_with_parent()
     try:
