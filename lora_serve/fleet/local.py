@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 OBJECT_STORE_BYTES = 128 * 2**20  # for bodies on their way; those below 100 KB need none
 _PREFIX = "lora-serve-fleet-"
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # of NVIDIA's GPUs; the second in Windows' Linux
 # Read when Ray is imported. Its deduplication drops lines of one replica that differ from another's
 # in numbers alone, the audit's among them. It runs its workers at a niceness of 15, where replicas
 # would stand behind all else on the machine, the process that listens for them included.
@@ -81,7 +82,7 @@ def serve_replicas(
     Raises:
         ConfigError: the replicas cannot be started.
     """
-    engine = shared_out(engine, fleet)
+    engine = shared_out(placed(engine), fleet)
     with (
         _own_unless_named(catalog, engine) as catalog,
         local_replicas(engine, server, fleet, catalog) as replicas,
@@ -142,7 +143,17 @@ def num_cpus(engine: EngineConfig, fleet: FleetConfig) -> int:
     return max(4, _most_replicas(fleet) * (1 + reserved(engine)["num_cpus"]))
 
 
+def placed(engine: EngineConfig) -> EngineConfig:
+    """With the device that auto stands for on this machine, where Ray is to reserve it."""
+    if engine.model.device != AUTO or not num_cards():
+        return engine
+    return replace(engine, model=replace(engine.model, device="cuda"))
+
+
 def num_cards() -> int:
+    """How many GPUs torch sees here. It is imported only where they have a driver."""
+    if not any(map(os.path.exists, _DRIVERS)):
+        return 0
     import torch
 
     return torch.cuda.device_count()
@@ -177,17 +188,19 @@ def _check_ranks(engine: EngineConfig, fleet: FleetConfig) -> None:
             "start a server on each node instead, under numactl"
         )
     replicas, ranks = _most_replicas(fleet), engine.parallel.tensor_parallel_size
-    is_on_cards = engine.model.device == "cuda"
+    is_on_cards = placed(engine).model.device == "cuda"
     if ranks == 1 and not is_on_cards:  # which may share a core
         return
+    remedy = "lower one of them"
     if is_on_cards:  # as Ray reserves them (deployments.reserved)
         count, places = num_cards(), "GPUs that torch sees"
+        remedy += ", or compute on the processor with --device cpu"
     else:
         count, places = default_num_threads(), "cores that may be used"
     if replicas * ranks > count:
         raise ConfigError(
             f"{replicas} replicas of --tensor-parallel-size {ranks} are {replicas * ranks} ranks, "
-            f"above the {count} {places}; lower one of them"
+            f"above the {count} {places}; {remedy}"
         )
 
 

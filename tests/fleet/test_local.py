@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lora_serve.config import (
+    CatalogConfig,
     EngineConfig,
     FleetConfig,
     KVEventsConfig,
@@ -99,6 +103,45 @@ def test_ranks_of_replicas_on_gpus_have_a_card_each(monkeypatch: pytest.MonkeyPa
     )
     deployments = pytest.importorskip("lora_serve.fleet.deployments")
     assert deployments.reserved(engine) == {"num_cpus": 1, "num_gpus": 2}
+
+
+def test_where_there_are_gpus_replicas_reserve_them_without_being_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """--device auto computes on them, and all replicas would do so on the first one."""
+    deployments = pytest.importorskip("lora_serve.fleet.deployments")
+    started: list[EngineConfig] = []
+
+    @contextlib.contextmanager
+    def start(engine: EngineConfig, *_: object) -> Iterator[object]:
+        started.append(engine)
+        raise ConfigError("started")
+        yield
+
+    monkeypatch.setattr(local, "local_replicas", start)
+    for device, cards, gpus in (("auto", 2, 1), ("cuda", 2, 1), ("auto", 0, 0), ("cpu", 2, 0)):
+        monkeypatch.setattr(local, "num_cards", lambda cards=cards: cards)
+        engine, fleet = EngineConfig(model=ModelConfig(device=device)), FleetConfig(replicas=2)
+        local.check_fleet(engine, ServerConfig(), fleet)
+        with pytest.raises(ConfigError, match="started"):
+            local.serve_replicas(engine, ServerConfig(), fleet, CatalogConfig(), None)  # type: ignore[arg-type]
+        assert deployments.reserved(started[-1]).get("num_gpus", 0) == gpus, device
+    monkeypatch.setattr(local, "num_cards", lambda: 1)
+    with pytest.raises(
+        ConfigError, match=r"above the 1 GPUs that torch sees; lower .* --device cpu"
+    ):
+        local.check_fleet(EngineConfig(), ServerConfig(), FleetConfig(replicas=2))
+
+
+def test_no_torch_is_imported_to_find_that_there_is_no_driver_of_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(local, "_DRIVERS", (str(tmp_path / "nvidiactl"),))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert local.num_cards() == 0
+    (tmp_path / "nvidiactl").touch()
+    with pytest.raises(ImportError):
+        local.num_cards()
 
 
 def test_ray_has_the_cpus_that_all_replicas_reserve() -> None:
