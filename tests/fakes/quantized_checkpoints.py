@@ -6,6 +6,7 @@ are exact. Nothing of lora_serve is used.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from transformers import PreTrainedModel
 from tests.fakes.gguf_files import saved_tensors
 
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the nibbles of a word, lowest first
+ONES = {4: 0x11111111, 8: 0x01010101}  # a 1 in each number of a word
 Ints = NDArray[np.int64]
 # The parts of a weight of this shape, and the weight.
 MakeWeight = Callable[[int, int, np.random.Generator], tuple[dict[str, Tensor], Tensor]]
@@ -106,7 +108,7 @@ def gptq(
     def make(rows: int, width: int, rng: np.random.Generator) -> tuple[dict[str, Tensor], Tensor]:
         groups = width // group
         q = rng.integers(0, 2**bits, (width, rows))
-        zeros = rng.integers(1, 2**bits, (groups, rows))
+        zeros = rng.integers(0, 2**bits, (groups, rows))
         if symmetric:
             zeros[:] = 2 ** (bits - 1)
         g_idx = np.arange(width) // group
@@ -115,7 +117,8 @@ def gptq(
         scales, exact = random_scales(rng, groups, rows)
         parts = {
             "qweight": packed(q.T, bits).T,
-            "qzeros": packed(zeros - (version == "gptq"), bits),
+            # The tools subtract from words, so that a zero of 0 borrows from its neighbour.
+            "qzeros": packed(zeros, bits) - (version == "gptq") * ONES[bits],
             "scales": scales,
             "g_idx": torch.from_numpy(g_idx.astype(np.int32)),
         }
@@ -142,17 +145,27 @@ def awq(group: int) -> Written:
     return Written({"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm"}, make)
 
 
-def compressed(form: str, bits: int, group: int | None, *, symmetric: bool = True) -> Written:
-    """group: None for a scale of each row."""
+def compressed(
+    form: str,
+    bits: int,
+    group: int | None,
+    *,
+    symmetric: bool = True,
+    block: tuple[int, int] | None = None,
+) -> Written:
+    """group: None for a scale of each row. block: of scales, instead."""
 
     def make(rows: int, width: int, rng: np.random.Generator) -> tuple[dict[str, Tensor], Tensor]:
         groups, half = (1 if group is None else width // group), 2 ** (bits - 1)
+        if form == "float-quantized":
+            tall, wide = block or (1, group or width)
+            scales, exact = random_scales(rng, -(-rows // tall), -(-width // wide))
+            values = torch.from_numpy(rng.normal(0, 20, (rows, width))).to(torch.float8_e4m3fn)
+            spread = exact[np.arange(rows) // tall][:, np.arange(width) // wide]
+            weight = spread * values.double().numpy()
+            return {"weight": values, "weight_scale": scales}, as_floats(weight)
         scales, exact = random_scales(rng, rows, groups)
         of_input = np.arange(width) // (group or width)
-        if form == "float-quantized":
-            values = torch.from_numpy(rng.normal(0, 20, (rows, width))).to(torch.float8_e4m3fn)
-            weight = exact[:, of_input] * values.double().numpy()
-            return {"weight": values, "weight_scale": scales}, as_floats(weight)
         q = rng.integers(-half, half, (rows, width))
         zeros = np.zeros((rows, groups), np.int64)
         parts = {"weight_scale": scales}
@@ -161,16 +174,32 @@ def compressed(form: str, bits: int, group: int | None, *, symmetric: bool = Tru
         else:
             parts["weight_packed"] = packed(q + half, bits)
             parts["weight_shape"] = torch.tensor([rows, width])
-            if not symmetric:
-                zeros = rng.integers(-half, half, (rows, groups))
-                parts["weight_zero_point"] = packed((zeros + half).T, bits).T
+        if not symmetric:
+            zeros = rng.integers(-half, half, (rows, groups))
+            as_bytes = torch.from_numpy(zeros.astype(np.int8))
+            is_packed = form == "pack-quantized"
+            parts["weight_zero_point"] = packed((zeros + half).T, bits).T if is_packed else as_bytes
         return parts, as_floats(exact[:, of_input] * (q - zeros[:, of_input]))
 
-    strategy = {"strategy": "channel"} if group is None else {"strategy": "group"}
-    weights = {"num_bits": bits, "type": "int", "group_size": group, **strategy}
-    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    strategy = "block" if block else "channel" if group is None else "group"
+    structure = list(block) if block else None
+    weights: dict[str, Any] = {"num_bits": bits, "type": "int", "group_size": group}
+    weights |= {"strategy": strategy, "block_structure": structure, "symmetric": symmetric}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "format": form}}
     settings = {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
     return Written(settings, make)
+
+
+def mixed(first: Written, second: Written) -> Written:
+    """Every other layer as one of two kinds of compressed-tensors."""
+    turns = itertools.cycle((first, second))
+
+    def make(rows: int, width: int, rng: np.random.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        return next(turns).make(rows, width, rng)
+
+    both = (first.settings, second.settings)
+    groups = {f"group_{i}": each["config_groups"]["group_0"] for i, each in enumerate(both)}
+    return Written({**first.settings, "format": "mixed-precision", "config_groups": groups}, make)
 
 
 def fp8(block: tuple[int, int] | None, scale_shape: tuple[int, ...] = ()) -> Written:

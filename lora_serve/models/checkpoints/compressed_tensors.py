@@ -2,10 +2,11 @@
 
     weight[n][k] = weight_scale[n][g] * (q[n][k] - weight_zero_point[n][g])
 
-g is k // group, or 0 for a scale of a whole row or tensor. Numbers of 4 bits, and of 8 bits in
-"pack-quantized", are packed along k, each larger by half of what its bits hold; their zero points
-are packed along n. Rounding of activations that a checkpoint asks for is left out: they stay in
-full precision.
+g is k // group, or 0 for a scale of a whole row or tensor; FP8 may have scales of blocks, as in
+fp8.py. Numbers of "pack-quantized" are packed along k, each larger by half of what its bits hold;
+their zero points are packed along n. A number of 4 bits in "int-quantized" has a byte of its own.
+Where layers have settings of their own, a weight has those that its tensors fit. Rounding of
+activations and KV that a checkpoint asks for is left out: they stay in full precision.
 
 Source: github.com/vllm-project/compressed-tensors
 """
@@ -31,6 +32,9 @@ from lora_serve.models.checkpoints.quantized_safetensors import (
     dequantized_in_order,
     for_groups,
     is_in_order,
+    num_blocks,
+    of_blocks,
+    read_block,
     unpacked,
 )
 from lora_serve.models.settings import Settings
@@ -38,16 +42,20 @@ from lora_serve.ops.quantization import QuantizedWeight
 
 PACKED, INTEGERS, FLOAT = "pack-quantized", "int-quantized", "float-quantized"
 FORMATS = (PACKED, INTEGERS, FLOAT)
-STRATEGIES = ("group", "channel", "tensor")
+MIXED = "mixed-precision"  # each group of settings says its own
+GROUP, BLOCK = "group", "block"
+STRATEGIES = (GROUP, "channel", "tensor")
+BITS = {PACKED: (4, 8), INTEGERS: (4, 8), FLOAT: (8,)}
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedPacking:
-    """form: one of FORMATS. group: 0 for scales of whole rows or tensors."""
+    """form: one of FORMATS. group: 0 for scales of whole rows or tensors. block: of FLOAT alone."""
 
     form: str
     bits: int
     group: int
+    block: tuple[int, int] | None = None
 
     def shapes(self, found: Shapes, read: ReadPart) -> tuple[tuple[int, int], Shapes]:
         name = "weight_packed" if self.form == PACKED else "weight"
@@ -58,8 +66,9 @@ class CompressedPacking:
         groups = self._groups(width)
         scales = found["weight_scale"]
         whole = not self.group and scales in ((), (1,), (1, 1))
+        expected = num_blocks(self.block, rows, width) if self.block else (rows, groups)
         parts = {
-            "weight_scale": scales if whole else (rows, groups),
+            "weight_scale": scales if whole and not self.block else expected,
             "weight_shape": (2,),
             "weight_g_idx": (width,),
         }
@@ -72,16 +81,21 @@ class CompressedPacking:
             return self._packed(parts)
         stored = parts["weight"]
         rows, width = stored.shape
-        scales = parts["weight_scale"].to(torch.float32).reshape(-1, self._groups(width))
-        scales = scales.expand(rows, -1)
         if stored.is_floating_point() != (self.form == FLOAT):
             raise ValueError(f"weight is {stored.dtype}, which {self.form} has not")
+        scales = parts["weight_scale"].to(torch.float32)
+        if self.block is not None:
+            return stored.to(torch.float32) * of_blocks(scales, self.block, rows, width)
+        scales = scales.reshape(-1, self._groups(width)).expand(rows, -1)
         if self.form == FLOAT:
             return stored.to(torch.float32) * _of_inputs(scales, width, self.group)
-        zeros = parts.get("weight_zero_point")
+        half, zeros = 2 ** (self.bits - 1), parts.get("weight_zero_point")
         if zeros is not None:
-            zeros = (zeros.to(torch.int16) + 128).reshape(-1, self._groups(width)).expand(rows, -1)
-        return self._codes(stored.to(torch.int16) + 128, zeros, scales)
+            zeros = (zeros.to(torch.int16) + half).reshape(-1, self._groups(width)).expand(rows, -1)
+        numbers = stored.to(torch.int16) + half
+        if int(numbers.min()) < 0 or int(numbers.max()) >= 2 * half:
+            raise ValueError(f"weight has numbers of more than {self.bits} bits")
+        return self._codes(numbers, zeros, scales)
 
     def _codes(self, numbers: Tensor, zeros: Tensor | None, scales: Tensor) -> QuantizedWeight:
         if not self.group:
@@ -120,6 +134,39 @@ def _of_inputs(numbers: Tensor, width: int, group: int) -> Tensor:
     return numbers.repeat_interleave(min(group, width), dim=1)[:, :width] if group else numbers
 
 
+@dataclass(frozen=True, slots=True)
+class ManyPackings:
+    """Several, of which a weight has the first that its tensors fit."""
+
+    packings: tuple[CompressedPacking, ...]
+
+    def shapes(self, found: Shapes, read: ReadPart) -> tuple[tuple[int, int], Shapes]:
+        return self._fitting(found, read).shapes(found, read)
+
+    def weight(self, parts: Mapping[str, Tensor]) -> QuantizedWeight | Tensor:
+        found = {part: tuple(each.shape) for part, each in parts.items()}
+        return self._fitting(found, parts.__getitem__).weight(parts)
+
+    def _fitting(self, found: Shapes, read: ReadPart) -> CompressedPacking:
+        for packing in self.packings:
+            if _fits(packing, found, read):
+                return packing
+        raise ValueError("its tensors fit none of config_groups")
+
+
+def _fits(packing: CompressedPacking, found: Shapes, read: ReadPart) -> bool:
+    try:
+        shape, expected = packing.shapes(found, read)
+    except ValueError:
+        return False
+    if packing.form == PACKED:
+        stated = read("weight_shape").tolist() if "weight_shape" in found else [*shape]
+        is_kind = stated == [*shape]
+    else:
+        is_kind = read("weight").is_floating_point() == (packing.form == FLOAT)
+    return is_kind and all(expected.get(part, each) == each for part, each in found.items())
+
+
 class CompressedTensors:
     method, name = "compressed-tensors", "compressed-tensors"
     required: tuple[str, ...] = ("weight_scale",)
@@ -138,23 +185,37 @@ class CompressedTensors:
         }
     )
 
-    def read(self, settings: Settings) -> CompressedPacking:
-        form = settings.text("format", PACKED)
-        if form not in FORMATS:
-            settings.refuse(f"format {form!r} is not supported; {', '.join(FORMATS)} are")
-        groups = settings.get("config_groups")
-        if not isinstance(groups, dict) or len(groups) != 1:
-            settings.refuse("config_groups must be one group; models of several are not supported")
-        (name,) = groups if isinstance(groups, dict) and len(groups) == 1 else ("group_0",)
-        weights = settings.part("config_groups").part(name).part("weights")
-        bits = weights.integer("num_bits", 4)
-        if bits not in ((8,) if form != PACKED else (4, 8)):
-            settings.refuse(f"num_bits of {bits} are not supported in {form}")
-        strategy = weights.text("strategy", "group")
-        if strategy not in STRATEGIES:
-            settings.refuse(f"strategy {strategy!r} is not supported; {', '.join(STRATEGIES)} are")
-        group = weights.integer("group_size", 128) if strategy == "group" else 0
-        return CompressedPacking(form, bits if bits in (4, 8) else 8, group)
+    def read(self, settings: Settings) -> CompressedPacking | ManyPackings:
+        groups = settings.part("config_groups")
+        named, form = settings.get("config_groups"), settings.text("format", PACKED)
+        if not named:
+            settings.refuse("config_groups is missing or empty")
+        names = named if isinstance(named, dict) else {}
+        packings = tuple(_packing(groups.part(name), form) for name in names)
+        return packings[0] if len(packings) == 1 else ManyPackings(packings)
+
+
+def _packing(group: Settings, form: str) -> CompressedPacking:
+    """form: of all groups, where one does not say its own."""
+    form = group.text("format", form) if form == MIXED else form
+    if form not in FORMATS:
+        group.refuse(f"format {form!r} is not supported; {', '.join(FORMATS)} are")
+    weights = group.part("weights")
+    bits = weights.integer("num_bits", 4)
+    if form in FORMATS and bits not in BITS[form]:
+        group.refuse(f"num_bits of {bits} are not supported in {form}")
+    strategy, block = weights.text("strategy", GROUP), None
+    if strategy == BLOCK and form == FLOAT:
+        said = weights.get("block_structure")
+        block = read_block(said)
+        if block is None:
+            group.refuse(f"block_structure must be two whole numbers, is {str(said)[:80]}")
+    elif strategy not in STRATEGIES:
+        group.refuse(
+            f"strategy {strategy!r} is not supported in {form}; {', '.join(STRATEGIES)} are"
+        )
+    size = weights.integer("group_size", 128) if strategy == GROUP else 0
+    return CompressedPacking(form, bits if bits in (4, 8) else 8, size, block)
 
 
 FORMAT = QuantizedSafetensors(CompressedTensors())

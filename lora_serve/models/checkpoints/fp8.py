@@ -3,10 +3,13 @@
     weight[n][k] = weight_scale_inv[n // B][k // C] * q[n][k]        B, C: of weight_block_size
     weight[n][k] = weight_scale[n] * q[n][k], or weight_scale * q[n][k]
 
+GPTQModel's weight_scale_inv is what its name says, so that a weight is q / weight_scale_inv; its
+config says so ("weight_scale_semantics": "inverse"). DeepSeek's, and everybody else's, multiplies.
 They are dequantised: there are no kernels for float8 on CPUs. Rounding of activations that a
 checkpoint asks for is left out.
 
 Source: huggingface.co/deepseek-ai/DeepSeek-V3, README_WEIGHTS.md
+github.com/ModelCloud/GPTQModel, gptqmodel/nn_modules/qlinear/fp8.py
 """
 
 from __future__ import annotations
@@ -24,16 +27,25 @@ from lora_serve.models.checkpoints.quantized_safetensors import (
     QuantizedSafetensors,
     ReadPart,
     Shapes,
+    num_blocks,
+    of_blocks,
+    read_block,
 )
 from lora_serve.models.settings import Settings
 from lora_serve.ops.quantization import QuantizedWeight
 
+MULTIPLIES, DIVIDES = "", "inverse"
+
 
 @dataclass(frozen=True, slots=True)
 class Fp8Packing:
-    """block: rows and inputs that share a scale; None: scales of rows or tensors."""
+    """block: rows and inputs that share a scale; None: scales of rows or tensors.
+
+    divides: whether scales do, instead of multiplying.
+    """
 
     block: tuple[int, int] | None
+    divides: bool = False
 
     def shapes(self, found: Shapes, read: ReadPart) -> tuple[tuple[int, int], Shapes]:
         if len(found["weight"]) != 2:
@@ -43,8 +55,7 @@ class Fp8Packing:
         if scale is None:
             raise ValueError("weight_scale or weight_scale_inv is missing")
         if self.block is not None:
-            tall, wide = self.block
-            blocks = (-(-rows // tall), -(-width // wide))
+            blocks = num_blocks(self.block, rows, width)
             return (rows, width), dict.fromkeys(("weight_scale_inv", "weight_scale"), blocks)
         if scale not in ((), (1,), (rows,), (rows, 1)):
             raise ValueError(f"its scale has shape {scale}, not one of a tensor or of {rows} rows")
@@ -56,10 +67,10 @@ class Fp8Packing:
         found = parts.get("weight_scale_inv")
         scales = (parts["weight_scale"] if found is None else found).to(torch.float32)
         if self.block is None:
-            return stored * scales.reshape(-1, 1)
-        tall, wide = min(self.block[0], rows), min(self.block[1], width)
-        wide_scales = scales.repeat_interleave(tall, dim=0).repeat_interleave(wide, dim=1)
-        return stored * wide_scales[:rows, :width]
+            scales = scales.reshape(-1, 1)
+        else:
+            scales = of_blocks(scales, self.block, rows, width)
+        return stored / scales if self.divides else stored * scales
 
 
 class Fp8:
@@ -71,15 +82,14 @@ class Fp8:
     )
 
     def read(self, settings: Settings) -> Fp8Packing:
-        block = settings.get("weight_block_size")
-        if block is None:
-            return Fp8Packing(None)
-        if isinstance(block, list) and len(block) == 2:
-            tall, wide = block
-            if isinstance(tall, int) and isinstance(wide, int) and tall > 0 and wide > 0:
-                return Fp8Packing((tall, wide))
-        settings.refuse(f"weight_block_size must be two whole numbers, is {str(block)[:80]}")
-        return Fp8Packing(None)
+        said = settings.get("weight_block_size")
+        block = read_block(said)
+        if said is not None and block is None:
+            settings.refuse(f"weight_block_size must be two whole numbers, is {str(said)[:80]}")
+        semantics = settings.text("weight_scale_semantics", MULTIPLIES)
+        if semantics not in (MULTIPLIES, DIVIDES):
+            settings.refuse(f"weight_scale_semantics {semantics!r} is not supported; {DIVIDES} is")
+        return Fp8Packing(block, semantics == DIVIDES)
 
 
 FORMAT = QuantizedSafetensors(Fp8())

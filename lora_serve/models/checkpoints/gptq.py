@@ -3,9 +3,11 @@
     weight[n][k] = scales[g][n] * (q[k][n] - zeros[g][n])        g = g_idx[k]
 
 q is packed along k, zeros along n, the lowest bits first. Files of the first version have zeros
-that are one too small. Without act-order g is k // group, and the codes are kept.
+that are one too small: the tools subtract 1 from each number in a word at once, so that a zero of 0
+borrows from the number above it. Without act-order g is k // group, and the codes are kept.
 
 Source: github.com/AutoGPTQ/AutoGPTQ, auto_gptq/nn_modules/qlinear/qlinear_cuda.py
+github.com/ModelCloud/GPTQModel, gptqmodel/utils/model.py (convert_gptq_v2_to_v1_format_module)
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ class GptqPacking:
 
     def weight(self, parts: Mapping[str, Tensor]) -> QuantizedWeight | Tensor:
         numbers = unpacked(parts["qweight"].t(), self.bits)
-        zeros = (unpacked(parts["qzeros"], self.bits) + self.zeros_added).t()
+        ones = sum(self.zeros_added << shift for shift in range(0, 32, self.bits))
+        zeros = unpacked(parts["qzeros"] + ones, self.bits).t()  # with the carry that was borrowed
         scales, of_input = parts["scales"].t(), parts.get("g_idx")
         if of_input is None or is_in_order(of_input, self.group):
             return self._codes(numbers, zeros, scales)

@@ -25,6 +25,7 @@ from lora_serve.ops.quantization import CodeFormat, QuantizedWeight
 QUANTIZATION = "quantization_config"
 FLOATS8 = ("F8_E4M3", "F8_E5M2")
 KEPT_GROUPS = (16, 32, 64, 128, 256)
+KV_SCALES = (".k_scale", ".v_scale", ".q_scale")  # of KV in 8 bits; here it is never rounded
 ROW_GROUP = 128  # so many codes of a row share what is one scale of all
 Shapes = Mapping[str, tuple[int, ...]]
 ReadPart = Callable[[str], Tensor]
@@ -116,7 +117,9 @@ class OpenQuantized:
         self._plain = plain
         self._scheme = scheme
         self._packing = packing
-        stored = plain.tensors()
+        stored = {
+            name: each for name, each in plain.tensors().items() if not name.endswith(KV_SCALES)
+        }
         self._parts = dict(_weights(stored, scheme))
         taken = {name for parts in self._parts.values() for name in parts.values()}
         self._tensors = {name: each for name, each in stored.items() if name not in taken}
@@ -217,6 +220,26 @@ def centred(
     if zeros is not None and bool((zeros != half).any()):
         offsets = scales * (half - zeros.to(torch.float32))
     return QuantizedWeight(form, (unsigned - half).to(torch.int8).contiguous(), scales, offsets)
+
+
+def of_blocks(scales: Tensor, block: tuple[int, int], rows: int, width: int) -> Tensor:
+    """(ceil(N / B), ceil(K / C)), of blocks (B, C), -> what multiplies (N, K)."""
+    tall, wide = min(block[0], rows), min(block[1], width)
+    spread = scales.repeat_interleave(tall, dim=0).repeat_interleave(wide, dim=1)
+    return spread[:rows, :width]
+
+
+def num_blocks(block: tuple[int, int], rows: int, width: int) -> tuple[int, int]:
+    return -(-rows // block[0]), -(-width // block[1])
+
+
+def read_block(value: object) -> tuple[int, int] | None:
+    """The rows and inputs of a block as a config says them; None if it says something else."""
+    if isinstance(value, list) and len(value) == 2:
+        tall, wide = value
+        if isinstance(tall, int) and isinstance(wide, int) and tall > 0 and wide > 0:
+            return tall, wide
+    return None
 
 
 def code_format(name: str, bits: int, group: int) -> CodeFormat:

@@ -26,6 +26,7 @@ from tests.fakes.quantized_checkpoints import (
     fp8,
     gptq,
     llm_int8,
+    mixed,
     nf4,
     save_mxfp4,
     save_quantized,
@@ -45,6 +46,12 @@ KINDS: dict[str, tuple[Written, int | None]] = {
     "w4a16-zero-points": (compressed("pack-quantized", 4, 32, symmetric=False), 32),
     "w8a16": (compressed("pack-quantized", 8, None), 128),
     "w8a8": (compressed("int-quantized", 8, None), 128),
+    "w4a8": (compressed("int-quantized", 4, 32), 32),
+    "w4a8-zero-points": (compressed("int-quantized", 4, 32, symmetric=False), 32),
+    "compressed-fp8-blocks": (
+        compressed("float-quantized", 8, None, block=(48, 32)),
+        None,
+    ),
     "compressed-fp8": (compressed("float-quantized", 8, None), None),
     "fp8-blocks": (fp8((32, 16)), None),
     "fp8-tensors": (fp8(None), None),
@@ -55,7 +62,8 @@ KINDS: dict[str, tuple[Written, int | None]] = {
     "llm-int8": (llm_int8(), 128),
 }
 
-WITH_ZEROS = ("gptq-4", "gptq-v2", "awq", "w4a16-zero-points")
+OF_NO_BLOCK = {"num_bits": 8, "strategy": "block", "block_structure": [0, 32]}
+WITH_ZEROS = ("w4a8-zero-points", "gptq-4", "gptq-v2", "awq", "w4a16-zero-points")
 
 
 def test_a_scheme_is_recognised_by_the_name_that_it_has_itself(tmp_path: Path) -> None:
@@ -114,8 +122,19 @@ def test_weights_are_those_that_the_format_defines(
             "bits of 8 are not supported; 4.*; version 'gemv",
         ),
         (compressed("pack-quantized", 4, 32), {"format": "marlin-24"}, "format 'marlin-24' is not"),
-        (compressed("pack-quantized", 4, 32), {"config_groups": {}}, "must be one group"),
+        (compressed("pack-quantized", 4, 32), {"config_groups": {}}, "is missing or empty"),
+        (
+            compressed("float-quantized", 8, None),
+            {"config_groups": {"group_0": {"weights": OF_NO_BLOCK}}},
+            r"block_structure must be two whole numbers, is \[0, 32\]",
+        ),
+        (
+            mixed(compressed("pack-quantized", 4, 32), compressed("int-quantized", 6, 32)),
+            {},
+            "num_bits of 6 are not supported in int-quantized",
+        ),
         (fp8(None), {"weight_block_size": [128]}, r"must be two whole numbers, is \[128\]"),
+        (fp8(None), {"weight_scale_semantics": "log"}, "weight_scale_semantics 'log' is not"),
         (awq(32), {"quant_method": "aqlm"}, "quantised checkpoints are not supported"),
         (nf4(), {"load_in_8bit": True}, "one of load_in_4bit and load_in_8bit must be true"),
     ],
@@ -134,6 +153,48 @@ def test_settings_that_cannot_be_read_are_refused_together(
     (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=told):
         load_spec(directory)
+
+
+PACKED_4, PACKED_8 = (compressed("pack-quantized", bits, 32) for bits in (4, 8))
+
+
+@pytest.mark.parametrize(
+    ("how", "bits"),
+    [
+        (mixed(PACKED_4, PACKED_8), {4, 8}),
+        (mixed(PACKED_4, compressed("float-quantized", 8, None)), {4, None}),
+        # The tensors of 4 bits have the shapes of 8 bits of half as many inputs.
+        (mixed(compressed("pack-quantized", 8, 16), PACKED_4), {8, 4}),
+        (mixed(compressed("int-quantized", 8, None), compressed("float-quantized", 8, None)),
+         {8, None}),
+    ],
+)  # fmt: skip
+def test_each_weight_has_the_settings_that_its_tensors_fit(
+    how: Written, bits: set[int | None], tiny_models: dict[str, PreTrainedModel], tmp_path: Path
+) -> None:
+    directory = tmp_path / "model"
+    expected = save_quantized(tiny_models["qwen2"], directory, how)
+    spec = load_spec(directory)
+    source = open_weights(directory, spec, AUTO, 0, torch.float32)
+    found = set[int | None]()
+    for name in spec.tensor_shapes():
+        assert torch.equal(source.read(name), expected[name]), name
+        if name.endswith("_proj.weight"):
+            codes = source.read_codes(name)
+            found.add(codes.format.bits if codes else None)
+    assert found == bits
+
+
+def test_scales_of_a_kv_cache_are_passed_over(
+    tiny_models: dict[str, PreTrainedModel], tmp_path: Path
+) -> None:
+    directory = tmp_path / "model"
+    save_quantized(tiny_models["qwen2"], directory, fp8(None))
+    tensors = load_file(directory / "model.safetensors")
+    for name in ("k_scale", "v_scale"):
+        tensors[f"model.layers.1.self_attn.{name}"] = torch.ones(1)
+    save_file(tensors, directory / "model.safetensors")
+    open_weights(directory, load_spec(directory), AUTO, 0, torch.float32)
 
 
 def test_weights_whose_parts_lack_or_do_not_fit_are_all_named(
