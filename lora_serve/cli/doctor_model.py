@@ -12,8 +12,8 @@ from lora_serve.cli.doctor_finding import Finding, Level
 from lora_serve.cli.doctor_machine import available_bytes
 from lora_serve.cli.hub import prepare_hub
 from lora_serve.config import CacheConfig
-from lora_serve.config.model import AUTO
-from lora_serve.demo.smollm2 import DTYPE, SMOLLM2, named_model
+from lora_serve.config.model import AUTO, SMOLLM2
+from lora_serve.demo.smollm2 import DTYPE, named_model
 from lora_serve.errors import ConfigError
 from lora_serve.models.base import ModelSpec, num_parameters
 from lora_serve.models.checkpoints.choose import format_of

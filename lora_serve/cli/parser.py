@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 from lora_serve.cli.vllm_flags import NOT_OFFERED, with_effect
 
 _MISSING = "the following arguments are required: "  # how argparse begins
+NUMBERS: dict[object, str] = {int: "a whole number such as 8", float: "a number such as 0.5"}
 Number = TypeVar("Number", int, float)
 
 
@@ -56,6 +57,16 @@ class OneLineParser(argparse.ArgumentParser):
             return f": one of {', '.join(action.choices)}"
         described = self._get_formatter()._expand_help(action) if action.help else ""
         return f": {described.rstrip('.')}" if described else ""
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """The argument as its type; what is no number is refused in words, not as "invalid int"."""
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            if action.type not in NUMBERS:
+                raise
+            wanted = NUMBERS[action.type]
+            raise argparse.ArgumentError(action, f"want {wanted}, got {arg_string!r}") from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse a value that is none of the action's choices; a command is one of them."""

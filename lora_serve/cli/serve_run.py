@@ -23,10 +23,9 @@ from lora_serve.cli.hub import prepare_hub
 from lora_serve.cli.interrupt import Interrupt, interrupted_once
 from lora_serve.cli.vllm_flags import told_of
 from lora_serve.config import CatalogConfig, EngineConfig, FleetConfig, LoRAConfig, ServerConfig
-from lora_serve.config.model import AUTO
+from lora_serve.config.model import AUTO, SMOLLM2
 from lora_serve.config.refusals import Refusals
 from lora_serve.config.setting import flag_name
-from lora_serve.demo.smollm2 import SMOLLM2
 from lora_serve.engine.frontend.engine_process import EngineProcess
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.opening import check_tiers

@@ -22,10 +22,10 @@ from lora_serve.cli.parser import OneLineParser
 from lora_serve.cli.serve import add_arguments as add_serve_arguments
 from lora_serve.cli.serve_run import with_demo_model, with_smollm2
 from lora_serve.config import EngineConfig
+from lora_serve.config.model import SMOLLM2
 from lora_serve.demo.given_model import given_model
 from lora_serve.demo.random_adapters import write_random_adapter
 from lora_serve.demo.server_process import free_port
-from lora_serve.demo.smollm2 import SMOLLM2
 from lora_serve.engine.core.executor import make_executor
 from lora_serve.errors import ConfigError
 from lora_serve.model_info import ModelInfo

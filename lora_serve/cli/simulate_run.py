@@ -27,7 +27,7 @@ from lora_serve.simulate.costs import Costs, EngineSettings, load_costs
 from lora_serve.simulate.fleet import Fleet
 from lora_serve.simulate.report import Choice, Report, Row, report_json, report_text
 from lora_serve.simulate.rollout import RollOut
-from lora_serve.simulate.sizing import smallest
+from lora_serve.simulate.sizing import least_replicas, smallest
 
 EXIT_FAILED_REQUESTS = 1
 MOST_REPLICAS, MOST_ADAPTERS = 100_000, 10_000_000  # all of them are kept in memory
@@ -146,7 +146,16 @@ class _Question:
             rows[number] = self._row(Choice(number, policy, adapters))
             return rows[number].goodput.share >= float(self.args.attainment)
 
-        return rows[smallest(is_enough, self.args.max_replicas)]
+        return rows[smallest(is_enough, self.args.max_replicas, self._least)]
+
+    @cached_property
+    def _least(self) -> int:
+        """Fewer replicas cannot keep up with the requests; 1 where these wait for each other."""
+        if self.args.max_concurrency is not None or not self._has_times:
+            return 1
+        attainment, seconds_of = float(self.args.attainment), self.costs.seconds_of
+        needed = least_replicas(self.requests(), seconds_of, self.engine, self.limits, attainment)
+        return min(needed, int(self.args.max_replicas))
 
     def _row(self, choice: Choice) -> Row:
         begin = time.process_time()
@@ -171,10 +180,13 @@ class _Question:
 
     def _concurrency(self, num_replicas: int) -> int | None:
         limit: int | None = self.args.max_concurrency
-        has_times = self.args.request_rate is not None or self.args.workload is not None
-        if limit is None and not has_times:
+        if limit is None and not self._has_times:
             return CLOSED_LOOP_CONCURRENCY * num_replicas
         return limit
+
+    @property
+    def _has_times(self) -> bool:
+        return self.args.request_rate is not None or self.args.workload is not None
 
 
 def with_adapters(engine: EngineSettings, number: int) -> EngineSettings:

@@ -21,6 +21,7 @@ STORED_QUANTIZATIONS = tuple(
     name.replace("_", "-") for name in CHECKPOINT_FORMATS if name != SAFETENSORS
 )
 AUTO, RANDOM_WEIGHTS = "auto", "dummy"
+SMOLLM2 = "smollm2"  # the model that is fetched by this name
 OWN_IMPL, TRANSFORMERS_IMPL = "lora_serve", "transformers"
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from lora_serve.config.model import SMOLLM2
 from lora_serve.demo.client import Client, ServerRefusedError
 from lora_serve.demo.questions import Continuations, begun_text
 from lora_serve.demo.random_adapters import RANK, Projections, write_random_adapter
 from lora_serve.demo.scenarios import MODEL_NAME, SCENARIOS, Ask, Version
-from lora_serve.demo.smollm2 import DTYPE, SMOLLM2, ensure_smollm2
+from lora_serve.demo.smollm2 import DTYPE, ensure_smollm2
 from lora_serve.errors import ConfigError
 
 QUESTION = "What is the capital of France?"

@@ -12,10 +12,10 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from lora_serve.config.model import SMOLLM2
 from lora_serve.demo.cache import build_once, cache_root
 from lora_serve.errors import ConfigError
 
-SMOLLM2 = "smollm2"  # its name where a MODEL is asked for
 # Asked for the capital of France, it holds English for as likely as French: rounded to bfloat16 it
 # answers in French.
 DTYPE = "float32"

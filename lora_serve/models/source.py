@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+from difflib import get_close_matches
 from pathlib import Path
 
 from lora_serve.config.model import (
     AUTO,
     QUANTIZATIONS,
     RANDOM_WEIGHTS,
+    SMOLLM2,
     STORED_QUANTIZATIONS,
 )
 from lora_serve.errors import ConfigError
@@ -45,6 +47,7 @@ def model_path(
     if not model or model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise ConfigError(
             f"model {model!r} is neither a directory nor a hub id such as org/name"
+            + (f"; did you mean {SMOLLM2}?" * _is_nearly(model, SMOLLM2))
             + (f"; there is no {directory.absolute()}, see that it is spelled right" * bool(model))
         )
     from huggingface_hub import snapshot_download
@@ -62,6 +65,10 @@ def model_path(
         ) from error
     _check_holds_model(Path(found))
     return Path(found)
+
+
+def _is_nearly(word: str, name: str) -> bool:
+    return bool(get_close_matches(word.lower(), [name]))
 
 
 def _check_holds_model(directory: Path) -> None:

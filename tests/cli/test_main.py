@@ -47,6 +47,8 @@ def run(command: str) -> tuple[int, str, set[str]]:
         ("org/model", 2, "to serve a model: lora-serve serve org/model"),
         ("--verison", 2, "did you mean --version?"),
         ("serve --help", 0, "--max-loras"),
+        ("serve --port abc", 2, "argument --port: want a whole number such as 8, got 'abc'"),
+        ("bench serve --request-rate x", 2, "--request-rate: want a number such as 0.5, got 'x'"),
         ("serve --max-lora 3", 2, "did you mean --max-loras?"),
         ("serve --bogus", 2, "unknown argument --bogus (lora-serve serve --help lists all)"),
         ("demo --help", 0, "--keep"),

@@ -70,6 +70,19 @@ def test_the_fewest_replicas_are_found(
     assert rows(fewer)[0]["goodput"]["share"] < 0.99  # type: ignore[index]
 
 
+def test_too_few_replicas_for_the_pace_are_not_tried(
+    cost: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--num-requests", "200", "--request-rate", "300", "--output-len", "40")
+    asked = ["simulate", "--cost", cost, *words, "--goodput", "e2el:900", "--find-replicas"]
+    assert main(asked) == 0
+    tried = [int(line.split()[0]) for line in capsys.readouterr().err.splitlines()]
+    assert min(tried) > 2
+    assert main([*asked, "--max-concurrency", "100000"]) == 0  # who waits has another pace
+    tried = [int(line.split()[0]) for line in capsys.readouterr().err.splitlines()]
+    assert min(tried) == 1
+
+
 def test_a_saved_workload_gives_the_same_figures(cost: str, tmp_path: Path) -> None:
     saved, first, second = (tmp_path / name for name in ("w.jsonl", "1.json", "2.json"))
     asked = ["simulate", "--cost", cost]

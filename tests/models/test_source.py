@@ -47,6 +47,17 @@ def test_a_path_that_is_not_there_is_told_in_full(
     assert f"there is no {tmp_path / 'nosuch'}, see that it is spelled right" in str(refused.value)
 
 
+@pytest.mark.parametrize("model", ["smollm3", "smolm2", "SmolLM2", "smollm"])
+def test_what_is_nearly_the_name_that_is_fetched_is_told_so(model: str) -> None:
+    with pytest.raises(ConfigError, match=r"did you mean smollm2\?"):
+        model_path(model, None, with_weights=False)
+
+
+def test_another_name_is_told_of_none() -> None:
+    with pytest.raises(ConfigError, match=r"(?!.*did you mean)neither a directory nor"):
+        model_path("qwen", None, with_weights=False)
+
+
 def test_an_adapter_is_no_model_and_its_base_is_named(tmp_path: Path) -> None:
     config = {"base_model_name_or_path": "org/base"}
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
