@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from benchmarks.common.facts import write_facts
@@ -141,6 +142,9 @@ class CountingGroup:
         self.num_gathers += 1
         self.num_bytes += parts.nbytes - parts[0].nbytes
         parts[:] = own_columns(rows, shares[self.rank])
+
+    def common_rows(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
+        return None
 
     def close(self) -> None:
         return None

@@ -72,6 +72,10 @@ class CardGroup:
         """Do what `Group` says."""
         self._where(rows).all_to_all(rows, shares, parts, seconds)
 
+    def common_rows(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
+        """Do what `Group` says."""
+        return None
+
     def close(self) -> None:
         """Do what `Group` says."""
         self._on_cards.close()

@@ -59,6 +59,13 @@ class Group(Protocol):
             RankLostError: another rank has ended, or did not come in time.
         """
 
+    def common_rows(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
+        """Rows in memory that all ranks see, as the `whole` of a `gather`, which copies less then.
+
+        What they hold is good until this rank's next call, and no rank writes to them. None, on all
+        ranks: the group has no such memory, or not as much.
+        """
+
     def close(self) -> None:
         """Give back what the group holds. Others that wait for this rank are not told."""
 
@@ -85,11 +92,23 @@ class Alone:
         """Do what `Group` says."""
         parts[0].copy_(own_columns(rows, shares[0]))
 
+    def common_rows(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
+        """Do what `Group` says."""
+        return None
+
     def close(self) -> None:
         """Do what `Group` says."""
 
 
 ALONE = Alone()
+
+
+def rows_in(memory: Tensor, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
+    """View the beginning of some bytes as rows; None where these need more."""
+    num_bytes = num_rows * width * dtype.itemsize
+    return (
+        memory[:num_bytes].view(dtype).view(num_rows, width) if num_bytes <= len(memory) else None
+    )
 
 
 def own_columns(rows: Tensor, share: range) -> Tensor:

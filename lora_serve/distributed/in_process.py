@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lora_serve.distributed.group import own_columns
+from lora_serve.distributed.group import ROOT, own_columns, rows_in
 from lora_serve.errors import RankLostError
+
+_COMMON_BYTES = 1 << 20
 
 
 class _Meeting:
@@ -17,6 +19,7 @@ class _Meeting:
 
     def __init__(self, world_size: int) -> None:
         self.parts: list[Tensor | None] = [None] * world_size
+        self.common = torch.empty(_COMMON_BYTES, dtype=torch.uint8)
         self.barrier = threading.Barrier(world_size)
 
 
@@ -34,8 +37,14 @@ class InProcessGroup:
     ) -> None:
         """Do what `Group` says."""
         assert part.shape[1] == widths[self.rank], f"{tuple(part.shape)} of {widths}"
+        if whole.data_ptr() == self._meeting.common.data_ptr():
+            self._wait(seconds)  # until all have read what was there
+            whole.split(list(widths), dim=1)[self.rank].copy_(part)
+            self._wait(seconds)
+            return
         self._meeting.parts[self.rank] = part
         self._wait(seconds)
+        self._spoil_common()
         whole.copy_(torch.cat([part for part in self._meeting.parts if part is not None], dim=1))
         self._wait(seconds)  # until all have read it
 
@@ -49,14 +58,24 @@ class InProcessGroup:
         """Do what `Group` says."""
         self._meeting.parts[self.rank] = rows
         self._wait(seconds)
+        self._spoil_common()
         for part, theirs in zip(parts, self._meeting.parts, strict=True):
             assert theirs is not None, "all have come"
             part.copy_(own_columns(theirs, shares[self.rank]))
         self._wait(seconds)  # until all have read it
 
+    def common_rows(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
+        """Do what `Group` says."""
+        return rows_in(self._meeting.common, num_rows, width, dtype)
+
     def close(self) -> None:
         """Let no other rank wait for this one."""
         self._meeting.barrier.abort()
+
+    def _spoil_common(self) -> None:
+        """Fill common rows with what is no number: all have made their next call by now."""
+        if self.rank == ROOT:
+            self._meeting.common.fill_(0xFF)
 
     def _wait(self, seconds: float | None) -> None:
         try:

@@ -4,10 +4,15 @@ Each rank has two slots and a counter. Gather number n: a rank copies its part i
 sets its counter to n, and copies the others' parts out once their counters are at n.
 
     [counter 0][counter 1]…   64 bytes each        [slot 0 of rank 0][slot 1 of rank 0][slot 0 …
+    [common rows]
 
 A rank writes the slot of gather n when all counters are at n - 1: a counter is raised after its
 rank has read all of gather n - 2, which lay in that slot. Counters are numbers of 8 bytes, and a
 processor of the x86 family shows others its writes in their order; so these serve no other.
+
+Common rows are copied once: a rank writes its columns of them, and reads the others' where they
+are. If they were gathered last in gather m, a rank writes them again when all counters are beyond
+m, for a rank raises its own when it has read them. Where no gather came between, ranks meet first.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate
 
 import numpy as np
@@ -25,12 +31,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lora_serve.distributed.group import rows_in
 from lora_serve.errors import RankLostError
 
 SLOT_BYTES = (
     4 << 20
 )  # the longest row that can be gathered; longer parts are gathered piece by piece
+# Of common rows, as many as are used: 8,192 tokens of 16,384 channels in 16 bits fill them.
+COMMON_BYTES = 256 << 20
 _LINE = 64
+_HUGE_PAGE = 2 << 20
 _WORD = 8
 _SPINS = 200  # looks without giving the core away, some 10 microseconds
 _YIELDS = 2000  # looks after which a rank sleeps between two of them
@@ -50,12 +60,12 @@ def new_memory(world_size: int) -> int:
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, _num_bytes(world_size))
+    os.ftruncate(descriptor, _begin_of_common(world_size) + COMMON_BYTES)
     return descriptor
 
 
-def _num_bytes(world_size: int) -> int:
-    return world_size * (_LINE + 2 * SLOT_BYTES)
+def _begin_of_common(world_size: int) -> int:
+    return -(-world_size * (_LINE + 2 * SLOT_BYTES) // _HUGE_PAGE) * _HUGE_PAGE
 
 
 class SharedMemoryGroup:
@@ -77,16 +87,24 @@ class SharedMemoryGroup:
         self.world_size = world_size
         self._seconds = seconds
         self._check = check
-        self._map = mmap.mmap(descriptor, _num_bytes(world_size))
+        begin = _begin_of_common(world_size)
+        self._map = mmap.mmap(descriptor, begin + COMMON_BYTES)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE, begin, COMMON_BYTES)
         self._counters = memoryview(self._map)[: world_size * _LINE].cast("q")
-        memory = np.frombuffer(self._map, np.uint8, offset=world_size * _LINE)
-        self._slots = memory.reshape(world_size, 2, SLOT_BYTES)
+        slots = np.frombuffer(self._map, np.uint8, world_size * 2 * SLOT_BYTES, world_size * _LINE)
+        self._slots = slots.reshape(world_size, 2, SLOT_BYTES)
+        self._common = torch.from_numpy(np.frombuffer(self._map, np.uint8, COMMON_BYTES, begin))
         self._num_gathers = 0
+        self._last_of_common = 0  # the number of the gather that has written them
 
     def gather(
         self, part: Tensor, widths: Sequence[int], whole: Tensor, seconds: float | None = None
     ) -> None:
         """Do what `Group` says."""
+        if whole.data_ptr() == self._common.data_ptr():
+            self._gather_in_place(part, widths, whole, seconds)
+            return
         sizes = [width * part.itemsize for width in widths]
         own, result = _bytes(part), _bytes(whole)
         ends = list(accumulate(sizes))
@@ -111,17 +129,44 @@ class SharedMemoryGroup:
             for rank, result in enumerate(results):
                 result[some] = self._taken(rank, own[some], own.shape[1], seconds)[:, columns]
 
+    def common_rows(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
+        """Do what `Group` says."""
+        return rows_in(self._common, num_rows, width, dtype)
+
     def close(self) -> None:
         """Do what `Group` says."""
         self._counters.release()
-        del self._slots
-        self._map.close()
+        del self._slots, self._common
+        with suppress(BufferError):  # recorded steps have common rows: it goes with the last one
+            self._map.close()
+
+    def _gather_in_place(
+        self, part: Tensor, widths: Sequence[int], whole: Tensor, seconds: float | None
+    ) -> None:
+        if self._num_gathers == self._last_of_common:
+            self._meet(seconds)  # others may be reading them yet
+        begin = sum(widths[: self.rank]) * part.itemsize
+        own = _bytes(part)
+        _bytes(whole)[:, begin : begin + own.shape[1]] = own
+        self._meet(seconds)
+        self._last_of_common = self._num_gathers
+
+    def _meet(self, seconds: float | None) -> None:
+        """Do the next gather, of what lies in no slot."""
+        self._raise_counter(self._num_gathers + 1)
+        for rank in range(self.world_size):
+            if rank != self.rank:
+                self._await(rank, self._num_gathers, self._seconds if seconds is None else seconds)
 
     def _put(self, own: Bytes) -> None:
         """Begin the next gather with this rank's rows."""
-        self._num_gathers += 1
-        self._slots[self.rank, self._num_gathers % 2, : own.size] = own.reshape(-1)
-        self._counters[self.rank * _LINE // _WORD] = self._num_gathers
+        turn = self._num_gathers + 1
+        self._slots[self.rank, turn % 2, : own.size] = own.reshape(-1)
+        self._raise_counter(turn)
+
+    def _raise_counter(self, turn: int) -> None:
+        self._num_gathers = turn
+        self._counters[self.rank * _LINE // _WORD] = turn
 
     def _taken(self, rank: int, own: Bytes, size: int, seconds: float | None) -> Bytes:
         """What a rank has put, as many rows as the own ones, of so many bytes."""

@@ -79,6 +79,10 @@ class TorchGroup:
         sizes = [len(taken) // len(shares)] * len(shares)
         self._exchange(taken, torch.cat(sent), sizes, list(map(len, sent)), seconds)
 
+    def common_rows(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
+        """Do what `Group` says."""
+        return None
+
     def close(self) -> None:
         """Do what `Group` says."""
         del self._backend

@@ -11,12 +11,18 @@ from lora_serve.ops.contract import Ops
 
 
 class Gather:
-    """Rows (T, a rank's share of a division) -> rows (T, its size)."""
+    """Rows (T, a rank's share of a division) -> rows (T, its size).
 
-    def __init__(self, ops: Ops, group: Group, division: Division) -> None:
+    is_passing: the whole rows are read before the rank gathers again, and not written to.
+    """
+
+    def __init__(
+        self, ops: Ops, group: Group, division: Division, *, is_passing: bool = False
+    ) -> None:
         self._device = ops.device
         self._host_calls = ops.host_calls
         self._group = group
+        self._is_passing = is_passing
         place = place_of(group)
         self._own = division.share(place)
         self._given = given(division, place)
@@ -25,12 +31,10 @@ class Gather:
     def __call__(self, part: Tensor) -> Tensor:
         if self._given != self._own:
             part = part[:, self._given.start - self._own.start :]
-        shape = (len(part), sum(self._widths))
+        whole = self._rows(len(part), part.dtype)
         if self._host_calls is None:
-            whole = torch.empty(shape, dtype=part.dtype, device=self._device)
             self._group.gather(part.contiguous(), self._widths, whole)
         else:
-            whole = self._host_calls.new(*shape, dtype=part.dtype)
             # A copy of parts that are not contiguous is part of what is recorded.
             self._host_calls.run(lambda: self._group.gather(part.contiguous(), self._widths, whole))
         return whole
@@ -38,3 +42,13 @@ class Gather:
     def own(self, whole: Tensor) -> Tensor:
         """View the rank's share of whole rows."""
         return whole[:, self._own.start : self._own.stop]
+
+    def _rows(self, num_rows: int, dtype: torch.dtype) -> Tensor:
+        """Uninitialised whole rows."""
+        shape = (num_rows, sum(self._widths))
+        common = self._group.common_rows(*shape, dtype) if self._is_passing else None
+        if common is not None:
+            return common
+        if self._host_calls is None:
+            return torch.empty(shape, dtype=dtype, device=self._device)
+        return self._host_calls.new(*shape, dtype=dtype)

@@ -90,7 +90,8 @@ class DecoderParts:
         if layout.num_segments > 1:
             return self._summed_linear(layout)
         assert layout.inputs is not None, "it takes whole rows"
-        return self._linear(layout, self.gather(layout.inputs), self.gather(Evenly(out_features)))
+        gather_in = self.gather(layout.inputs, is_passing=True)
+        return self._linear(layout, gather_in, self.gather(Evenly(out_features)))
 
     def _summed_linear(self, layout: LinearLayout) -> SummedLinear:
         ((name, out_features),) = layout.projections
@@ -176,13 +177,18 @@ class DecoderParts:
             among_chosen=mixture.among_chosen,
             shared=shared_expert,
             lora_index=mixture.lora_index(layer),
-            gather_in=self.gather(Evenly(inner)),
+            gather_in=self.gather(Evenly(inner), is_passing=True),
             gather_out=self.gather(Evenly(hidden_size)),
         )
 
-    def gather(self, division: Division) -> Gather | None:
-        """Puts ranks' shares of rows side by side; None where there is one rank."""
-        return Gather(self.ops, self.group, division) if self.group.world_size > 1 else None
+    def gather(self, division: Division, *, is_passing: bool = False) -> Gather | None:
+        """Puts ranks' shares of rows side by side; None where there is one rank.
+
+        is_passing: as Gather has it.
+        """
+        if self.group.world_size == 1:
+            return None
+        return Gather(self.ops, self.group, division, is_passing=is_passing)
 
     def _packed(
         self, experts: Iterable[tuple[Tensor | QuantizedWeight, Tensor | None]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -147,6 +148,66 @@ def test_rows_that_fill_no_slot_at_once_are_gathered_in_pieces(
         assert torch.equal(whole, expected)
 
 
+def gather_in_common(group: Group, turns: int, pause: Callable[[Group], None]) -> list[bool]:
+    """Whether each of some gathers in common rows gave the right ones, read after a pause."""
+    widths, right = [3, 0, 7], []
+    for turn in range(turns):
+        whole = group.common_rows(5, 10, torch.bfloat16)
+        assert whole is not None
+        parts = [part_of(r, w, 5, torch.bfloat16, turn) for r, w in enumerate(widths)]
+        group.gather(parts[group.rank], widths, whole)
+        pause(group)
+        right.append(torch.equal(whole, torch.cat(parts, dim=1)))
+        if turn % 3 == 2:
+            assert exchange(group, b"between") == [b"between"] * 3
+    return right
+
+
+@pytest.mark.parametrize("kind", [in_shared_memory, in_process_groups])
+def test_common_rows_are_good_until_the_next_call(kind: Any) -> None:
+    """Also where nothing is gathered between, and a rank is slower than others to read them."""
+    groups = kind(3, SECONDS)
+    makers = groups if kind is in_shared_memory else [lambda g=group: g for group in groups]
+
+    def pause(group: Group) -> None:
+        if group.rank == 2:
+            time.sleep(0.01)
+
+    found = on_all(makers, lambda group: gather_in_common(group, 9, pause))
+    assert found == [[True] * 9] * 3
+
+
+def test_common_rows_that_are_written_while_others_read_them_would_show() -> None:
+    """A mutant: no rank waits for the others before it writes."""
+
+    def pause(group: Group) -> None:
+        assert isinstance(group, shared_memory.SharedMemoryGroup)
+        group._last_of_common = -1
+        if group.rank == 2:
+            time.sleep(0.2)
+
+    found = on_all(in_shared_memory(3, SECONDS), lambda group: gather_in_common(group, 2, pause))
+    assert found[2] == [False, True]
+
+
+def test_there_are_no_common_rows_for_more_than_they_hold(
+    make_groups: MakeGroups, request: pytest.FixtureRequest
+) -> None:
+    group = make_groups(1, SECONDS)[0]()
+    has_some = request.node.callspec.params["make_groups"] in ("threads", "shared_memory")
+    assert (group.common_rows(2, 3, torch.bfloat16) is not None) == has_some
+    assert group.common_rows(1, shared_memory.COMMON_BYTES + 1, torch.uint8) is None
+    assert ALONE.common_rows(1, 1, torch.uint8) is None
+
+
+def test_a_group_is_closed_while_a_recorded_step_has_its_common_rows() -> None:
+    group = in_shared_memory(1, SECONDS)[0]()
+    rows = group.common_rows(2, 2, torch.float32)
+    assert rows is not None
+    group.close()
+    assert rows.fill_(3.0).sum() == 12.0
+
+
 def test_values_of_any_length_are_exchanged(make_groups: MakeGroups) -> None:
     def swap(group: Group) -> list[bytes]:
         return exchange(group, b"rank" * group.rank)
@@ -231,6 +292,8 @@ def test_what_lies_on_a_card_goes_by_cards_and_the_rest_by_hosts() -> None:
 
         def all_to_all(self, rows: Tensor, *_: object) -> None:
             met.append((self.name, rows.shape))
+
+        def common_rows(self, *_: object) -> None: ...
 
         def close(self) -> None:
             met.append((self.name, torch.Size()))

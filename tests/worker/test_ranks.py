@@ -21,6 +21,7 @@ from lora_serve.engine.core.executor import Executor
 from lora_serve.errors import ConfigError, RankLostError
 from lora_serve.identity import BASE_MODEL
 from lora_serve.layers.divided_argmax import OPEN, DividedArgmax
+from lora_serve.layers.gather import Gather
 from lora_serve.models.source import load_spec
 from lora_serve.ops._cpu import usable_paths
 from lora_serve.ops.cpu import backend
@@ -331,6 +332,21 @@ def test_a_rank_that_ends_in_a_step_is_told_of(model: Path) -> None:
 
 
 # ── faults put in on purpose: each must show in what comes out ──────────────────────────────────
+
+
+def test_rows_that_others_may_write_to_before_they_are_read_show(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Embeddings are added to by all layers, so they must not lie where ranks gather next."""
+    expected = life(whole(model), [])
+    rows = Gather._rows
+
+    def all_in_common(gather: Gather, *shape: Any) -> Tensor:
+        gather._is_passing = True
+        return rows(gather, *shape)
+
+    monkeypatch.setattr(Gather, "_rows", all_in_common)
+    assert life(divided(model, 2), []) != expected
 
 
 def test_a_rank_that_is_a_step_behind_shows(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

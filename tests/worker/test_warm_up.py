@@ -63,6 +63,9 @@ class MiddleRank:
     ) -> None:
         parts.copy_(own_columns(rows, shares[self.rank]).expand_as(parts))
 
+    def common_rows(self, *_: object) -> None:
+        return None
+
     def close(self) -> None: ...
 
 
