@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +13,7 @@ import yaml
 
 HERE = Path(__file__).parent
 RULES = HERE.parents[1] / "deploy" / "prometheus" / "alerts.yaml"
+DASHBOARD = HERE.parents[1] / "deploy" / "grafana" / "lora-serve.json"
 UNIT_TESTS = HERE / "alerts.test.yaml"
 
 needs_promtool = pytest.mark.skipif(
@@ -41,3 +44,13 @@ def test_every_alert_has_a_unit_test_and_says_what_to_do() -> None:
         assert f'alertname="{rule["alert"]}"' in tried
         assert set(rule["annotations"]) == {"summary", "description"}
         assert rule["labels"]["severity"] in ("warning", "critical")
+
+
+def test_what_an_alert_looks_at_is_on_the_dashboard() -> None:
+    """Who is called sees at once since when, and on which servers."""
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    board = json.loads(DASHBOARD.read_text())
+    shown = " ".join(target["expr"] for panel in board["panels"] for target in panel["targets"])
+    for rule in group["rules"]:
+        for series in re.findall(r"\b(?:lora_serve|vllm):\w+", rule["expr"]):
+            assert series in shown, f"{rule['alert']}: {series}"
