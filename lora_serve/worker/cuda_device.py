@@ -27,16 +27,22 @@ class CudaDevice:
     """A CUDA device, which becomes the current one of the calling thread.
 
     index: None for the one that is. wait_until: waits for work that may never end, because ranks
-    meet in it; None where there are none.
+    meet in it; None where there are none. load_until: the same while they load.
     """
 
     counts_memory = True
     is_asynchronous = True
 
-    def __init__(self, index: int | None = None, wait_until: WaitUntil | None = None) -> None:
+    def __init__(
+        self,
+        index: int | None = None,
+        wait_until: WaitUntil | None = None,
+        load_until: WaitUntil | None = None,
+    ) -> None:
         if index is not None:
             torch.cuda.set_device(index)
         self._wait_until = wait_until
+        self._load_until = load_until
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self.name = torch.cuda.get_device_name()
         self._loads = torch.cuda.Stream()
@@ -62,11 +68,11 @@ class CudaDevice:
         return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
-        torch.cuda.synchronize()
+        self._finish()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         run()
-        torch.cuda.synchronize()
+        self._finish()
         peak = torch.cuda.max_memory_allocated() - before
         torch.cuda.empty_cache()  # what this run took in odd sizes is the KV cache's to have
         return peak
@@ -74,12 +80,17 @@ class CudaDevice:
     def record(self, run: Callable[[], Tensor]) -> CudaGraph:
         for _ in range(WARM_UP_RUNS):
             run()
-        torch.cuda.synchronize()
+        self._finish()
         graph = torch.cuda.CUDAGraph()
         # Loads of adapters go on meanwhile in their own thread, so only this one's calls count.
         with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
             output = run()
         return CudaGraph(graph, output)
+
+    def _finish(self) -> None:
+        """Wait for all work while a model is loaded, of which that of steps may never end."""
+        CudaEvent(self._load_until).wait()
+        torch.cuda.synchronize()
 
 
 class CudaEvent:

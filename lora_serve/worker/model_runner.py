@@ -216,5 +216,7 @@ class ModelRunner:
             wanted = scoring.target_ids[start : start + LOGITS_ROWS_AT_ONCE]
             changes = self._adapters.head_changes_of([request], [len(wanted)])
             logits = self._model.logits(hidden[start : start + len(wanted)], changes)
+            # The sampler waits for the card itself, which may wait in vain for a rank.
+            self._device.record_event().wait()
             found += self._sampler.token_logprobs(logits, wanted, scoring.num_top)
         return tuple(found)

@@ -48,7 +48,9 @@ def open_card(rank: int, seconds: float, check: Callable[[], None]) -> Device:
     """A rank's card, as the device of the calling thread."""
     from lora_serve.worker.cuda_device import CudaDevice
 
-    return CudaDevice(rank, partial(wait_for_ranks, seconds=seconds, check=check))
+    wait = partial(wait_for_ranks, check=check)
+    longest = max(seconds, LOAD_SECONDS)
+    return CudaDevice(rank, partial(wait, seconds=seconds), partial(wait, seconds=longest))
 
 
 def open_card_group(card: torch.device, on_hosts: Group, meeting: Path, seconds: float) -> Group:

@@ -218,6 +218,7 @@ def _worker(
     if meeting.cards is not None:
         device = open_card(rank, seconds, check)
         group = open_card_group(device.torch_device, group, meeting.cards, seconds)
+        device.record_event().wait()  # until all have met
     return Worker(
         config.model,
         config.cache,

@@ -23,7 +23,7 @@ from lora_serve.config import (
 )
 from lora_serve.distributed import card_group
 from lora_serve.distributed.card_group import CardGroup
-from lora_serve.distributed.group import Group
+from lora_serve.distributed.group import ALONE, Group
 from lora_serve.distributed.link import Link, new_link
 from lora_serve.distributed.torch_group import open_gloo
 from lora_serve.errors import ConfigError, RankLostError
@@ -32,7 +32,7 @@ from lora_serve.models.source import load_spec
 from lora_serve.ops.select import available_ops
 from lora_serve.step import ModelRunnerOutput, SchedulerOutput
 from lora_serve.worker import rank_process
-from lora_serve.worker.cuda_device import CudaEvent
+from lora_serve.worker.cuda_device import CudaDevice, CudaEvent
 from lora_serve.worker.device import CpuDevice
 from lora_serve.worker.rank_cards import check_cards, wait_for_ranks
 from lora_serve.worker.rank_server import RankLinks, serve_rank
@@ -113,6 +113,103 @@ def test_a_card_that_meets_others_is_looked_at_again_and_again(
     wait = partial(wait_for_ranks, seconds=SECONDS, check=lambda: None)
     CudaEvent(wait if has_ranks else None).wait()
     assert told == ["recorded", *(["looked at"] * 2 if has_ranks else ["waited for"])]
+
+
+class LostRank(RankLostError):
+    """What who waits for a card finds when a rank has ended."""
+
+
+def find_it_lost(_: Any) -> None:
+    raise LostRank("rank 1 has ended")
+
+
+@pytest.mark.parametrize(
+    ("call", "before"),
+    [("peak_bytes", ["recorded", "waited for", "run"]), ("record", ["run", "run"])],
+)
+def test_all_of_a_cards_work_is_waited_for_only_when_ranks_have_done_theirs(
+    call: str, before: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that waits for the whole card has no end of its own."""
+    told: list[str] = []
+
+    class CardsEvent:
+        record = staticmethod(lambda: told.append("recorded"))
+        query = staticmethod(lambda: False)
+
+    def is_lost_in_work(_: Any) -> None:
+        if "run" in told:
+            raise LostRank("rank 1 has ended")
+
+    for name in (
+        *("set_device", "current_device", "get_device_name", "Stream", "graph_pool_handle"),
+        *("reset_peak_memory_stats", "memory_allocated"),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: 0)
+    monkeypatch.setattr(torch.cuda, "Event", CardsEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("waited for"))
+    device = CudaDevice(0, load_until=is_lost_in_work)
+    with pytest.raises(LostRank):
+        getattr(device, call)(lambda: told.append("run"))
+    assert told == [*before, "recorded"]
+
+
+class LosableCard(CpuDevice):
+    """Another rank may be lost in its work."""
+
+    is_lost = False
+
+    def record_event(self) -> Any:
+        event = super().record_event()
+        if self.is_lost:
+            event.wait = partial(find_it_lost, event)
+        return event
+
+
+@needs_native
+def test_prompt_logprobs_are_not_read_of_a_card_that_waits_for_a_lost_rank(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = LosableCard()
+    worker = Worker(
+        ModelConfig(model=str(model), cpu_threads=1),
+        CacheConfig(num_gpu_blocks_override=64),
+        LoRAConfig(),
+        max_num_seqs=1,
+        max_num_batched_tokens=32,
+        device=card,
+    )
+    worker.load()
+    read: list[int] = []
+    sampler = worker._runner._sampler
+    token_logprobs = sampler.token_logprobs
+
+    def noted(*asked: Any) -> Any:
+        read.append(len(asked[1]))
+        return token_logprobs(*asked)
+
+    monkeypatch.setattr(sampler, "token_logprobs", noted)
+    step = SchedulerOutput(0, (chunk(0, [1, 2, 3], 0, BASE_MODEL, GREEDY, 1),))
+    worker.submit(step)
+    assert read == [2]
+    card.is_lost = True
+    with pytest.raises(LostRank):
+        worker.submit(step)
+    assert read == [2]
+
+
+@needs_native
+def test_ranks_that_meet_wait_for_each_other_with_an_end(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = LosableCard()
+    card.is_lost = True
+    monkeypatch.setattr(rank_process, "open_card", lambda *_: card)
+    monkeypatch.setattr(rank_process, "_open_group", lambda *_: ALONE)
+    monkeypatch.setattr(rank_process, "open_card_group", lambda *_: ALONE)
+    config = EngineConfig(model=ModelConfig(model=str(model)))
+    with pytest.raises(LostRank):
+        rank_process._worker(0, config, rank_process._Meeting("gloo", cards=tmp_path), None)
 
 
 @needs_native
