@@ -21,6 +21,7 @@ from lora_serve.engine.fair_share import share_of
 from lora_serve.errors import InvalidRequestError, LoraServeError, OverloadedError
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.messages import EngineRequest
+from lora_serve.outputs import OutputDelta
 
 WINDOW = 64  # first outputs over which their rate is taken
 MAX_RETRY_SECONDS = 60
@@ -30,6 +31,7 @@ class RequestGroup:
     """The requests of one body, which come one after the other: all are admitted, or none is.
 
     `close` it when no further one will come, so that others get the room of those that never came.
+    unread: what requests had come to when their caller left, and did not take, by their ids.
     """
 
     def __init__(self, num_requests: int, num_tokens: int) -> None:
@@ -39,6 +41,7 @@ class RequestGroup:
         self.refusal: LoraServeError | None = None
         self.admitted_by: AdmissionControl | None = None
         self.share = ""
+        self.unread: list[tuple[str, OutputDelta]] = []
 
     def close(self) -> None:
         if self.admitted_by is not None:

@@ -199,6 +199,8 @@ class AsyncEngine:
                 num_growing -= delta.finish_reason is not None
                 yield delta
         finally:
+            if group is not None:
+                group.unread += [(request.request_id, delta) for delta in state.take_unread()]
             await self._answers.end(state)
 
     async def load_lora_adapter(

@@ -130,6 +130,11 @@ class RequestState:
         self.has_begun = True
         return delta
 
+    def take_unread(self) -> list[OutputDelta]:
+        """What waits for the caller, who will not take it."""
+        waiting = [self._deltas.get_nowait() for _ in range(self._deltas.qsize())]
+        return [delta for delta in waiting if isinstance(delta, OutputDelta)]
+
     def note_death(self) -> None:
         """The engine that had it has died."""
         if self.is_past_its_death:

@@ -103,7 +103,7 @@ class Generation:
         self._field_names = field_names
         self._requests = requests
         self._first: PromptDelta | None = None
-        group = RequestGroup(
+        self._group = group = RequestGroup(
             sum(request.params.n for request in requests),
             sum(request.params.n * request.prompt.num_tokens for request in requests),
         )
@@ -138,7 +138,12 @@ class Generation:
         return outputs
 
     async def aclose(self) -> None:
+        """End what still grows; what the client did not wait for was generated all the same."""
         await self._deltas.aclose()
+        unread, self._group.unread = self._group.unread, []
+        indices = {request.request_id: index for index, request in enumerate(self._requests)}
+        for request_id, delta in unread:
+            self.record.note(indices[request_id], delta)
 
 
 async def respond(

@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from lora_serve.config import EngineConfig
 from lora_serve.engine.frontend import starting
+from lora_serve.engine.frontend.admission import RequestGroup
 from lora_serve.engine.frontend.async_engine import AsyncEngine
 from lora_serve.engine.frontend.client import EngineClient
 from lora_serve.engine.settings import engine_config
@@ -109,6 +110,22 @@ async def test_requests_adapters_and_errors_cross_the_process_boundary(
     await engine.unload_lora_adapter("a")
     with pytest.raises(AdapterNotFoundError):
         await collect(engine, params, "a")
+
+
+async def test_what_a_caller_that_left_did_not_take_is_told(engine: AsyncEngine) -> None:
+    """An answer that is told at its end waits here until then, so its caller knows nothing."""
+    request = msgspec.structs.replace(LONG_REQUEST, is_streamed=False)
+    group = RequestGroup(1, len(PROMPT.token_ids))
+    asking = asyncio.create_task(anext(engine.generate(request, group)))
+    async with asyncio.timeout(60):
+        while not (running := (await engine.list_requests(lambda _: True, 1))[0]):
+            await asyncio.sleep(0.01)
+        while not running[0].num_output_tokens:
+            (running, _) = await engine.list_requests(lambda _: True, 1)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert {request_id for request_id, _ in group.unread} == {"long"}
+    assert sum(len(delta.token_ids) for _, delta in group.unread) >= 1
 
 
 async def test_a_running_answer_keeps_its_version_while_its_adapter_is_replaced(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ import httpx
 import pytest
 
 from lora_serve.config import LogConfig, ServerConfig
+from lora_serve.engine.frontend.admission import RequestGroup
 from lora_serve.errors import OverloadedError
+from lora_serve.generate_request import GenerateRequest
 from lora_serve.observability.log import TEXT_FORMAT, JsonFormatter, TextFormatter
+from lora_serve.outputs import OutputDelta
 from lora_serve.server.app import create_app
 from lora_serve.server.http import access_log
 from lora_serve.server.http.drain import Drain
@@ -192,6 +196,42 @@ async def test_a_client_that_leaves_is_told_of(
     told = fields(caplog)
     assert told["status"] == 499
     assert told["finish_reason"] == "client_left"
+
+
+class HoldingEngine(FakeEngine):
+    """It tells nothing of an answer before its end, like the real one where none is streamed."""
+
+    async def generate(
+        self, request: GenerateRequest, group: RequestGroup | None = None
+    ) -> AsyncGenerator[OutputDelta, None]:
+        assert group is not None
+        held: list[OutputDelta] = []
+        try:
+            async for delta in super().generate(request, group):
+                held.append(delta)
+                if len(held) == 3:
+                    self.gate.clear()
+            yield held[0]
+        finally:
+            group.unread += [(request.request_id, delta) for delta in held]
+
+
+@pytest.mark.parametrize("num_prompts", [1, 2])
+async def test_what_was_generated_for_a_client_that_left_is_told(
+    num_prompts: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = HoldingEngine(engine_with().config)
+    async with serving(engine) as url, httpx.AsyncClient(base_url=url) as client:
+        body = {"prompt": ["x" * 20] * num_prompts}
+        asking = asyncio.create_task(client.post("/v1/completions", json=body))
+        await eventually(lambda: not engine.gate.is_set())
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await eventually(lambda: records(caplog))
+    told = fields(caplog)
+    assert (told["status"], told["finish_reason"]) == (499, "client_left")
+    assert told["generated_tokens"] >= 3
+    assert told["first_token_seconds"] >= 0
 
 
 async def test_a_client_that_leaves_a_stream_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
