@@ -77,8 +77,8 @@ def _add_traces(parser: argparse.ArgumentParser) -> None:
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
-    group.add_argument("--model", help="Model to serve; the demo's own, which is made on first "
-                       "use, if left out.")  # fmt: skip
+    group.add_argument("--model", help="Model to serve; if left out, the demo's, made on first "
+                       "use, and small ones of other kinds.")  # fmt: skip
     group.add_argument("--adapters", nargs="+", type=Path, default=[], metavar="DIR",
                        help="With --model: adapters for it, of which versions are made."
                        )  # fmt: skip

@@ -171,9 +171,13 @@ Event = Ask | AdapterCall | Abort | Kill | PauseAndResume | Damage | ConcurrentC
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a trace. flags: the server's. tiers: which of ram, disk and redis it has."""
+    """All of a trace. flags: the server's. tiers: which of ram, disk and redis it has.
+
+    model: one of SMALL_MODELS of `fuzz/small_models.py`; "" for the run's own.
+    """
 
     seed: int
+    model: str = ""
     flags: tuple[str, ...] = ()
     tiers: tuple[str, ...] = ()
     concurrency: int = 16

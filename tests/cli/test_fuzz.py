@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from lora_serve.cli.arguments import add_config_arguments, engine_config
-from lora_serve.cli.fuzz_live import SERVER_FLAGS, other_impls, possible_ranks
+from lora_serve.cli.fuzz_stages import SERVER_FLAGS, other_impls, possible_ranks
 from lora_serve.cli.main import main
 from lora_serve.config import EngineConfig
 from lora_serve.errors import ConfigError
