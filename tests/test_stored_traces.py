@@ -178,7 +178,7 @@ def add_up(results: Sequence[TieredResult]) -> tuple[int, int, int]:
     )
 
 
-@pytest.mark.parametrize("num_traces", [4, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_traces", [2, pytest.param(200, marks=pytest.mark.slow)])
 def test_every_answer_over_a_disk_that_fails_is_the_lone_answer(
     tmp_path: Path, num_traces: int
 ) -> None:

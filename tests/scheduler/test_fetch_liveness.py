@@ -69,7 +69,7 @@ def test_no_request_waits_for_ever_for_what_is_reset(name: str) -> None:
     ("asked", "has_tiers"),
     [
         (ADAPTERS, False),
-        ([Asked(RED, ONE_BLOCK, 1)] * 2, True),
+        pytest.param([Asked(RED, ONE_BLOCK, 1)] * 2, True, marks=pytest.mark.slow),
         pytest.param(ADAPTERS, True, marks=pytest.mark.slow),
     ],
     ids=["two adapters", "one adapter, tiers", "two adapters, tiers"],
@@ -112,7 +112,7 @@ def test_no_request_waits_for_ever_in_a_larger_world_with_tiers(name: str) -> No
     [
         tiered(EQUAL),
         tiered(EQUAL, failure_policy="fail", is_overlapped=True),
-        tiered(PARTING, resets=[EVERYTHING]),
+        pytest.param(tiered(PARTING, resets=[EVERYTHING]), marks=pytest.mark.slow),
         pytest.param(
             tiered([Asked(RED, ONE_BLOCK, 1)] * 2, resets=["red"]), marks=pytest.mark.slow
         ),

@@ -122,6 +122,7 @@ def test_exploration_finds_windows_that_keep_their_blocks() -> None:
         pytest.param(
             WINDOWED_WORLDS["answers that outgrow the pool"](is_overlapped=True),
             id="answers that outgrow the pool, a window, overlapped",
+            marks=pytest.mark.slow,
         ),
         *(
             pytest.param(

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from lora_serve.structured_output import client, wire
+from lora_serve.structured_output import client, process, wire
 from lora_serve.structured_output.answers import Answers, GrammarCache
 from lora_serve.structured_output.at_work import AtWork
 from lora_serve.structured_output.client import GrammarProcess
@@ -62,7 +62,11 @@ def drafts_of(reply: MaskReply) -> tuple[int, ...]:
     return () if reply.drafts is None else reply.drafts.token_ids
 
 
-def test_all_masks_that_are_owed_come_before_guesses_are_followed() -> None:
+def test_all_masks_that_are_owed_come_before_guesses_are_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for limit in ("GUESS_SECONDS", "SLOW_SECONDS"):  # however slow the machine is
+        monkeypatch.setattr(process, limit, 60.0)
     server = server_of(grammar(), grammar())
     asked(server, "0", "1")
     assert server._work() == []

@@ -13,6 +13,8 @@ from tests.ops.cases import PagedCase, assert_close, exact_rotation, normal
 
 BF16 = torch.bfloat16
 WINDOWS = pytest.mark.parametrize("window", [None, 20])
+# Of tests that take seconds where kernels are interpreted.
+FEW_WINDOWS = pytest.mark.parametrize("window", [20, pytest.param(None, marks=pytest.mark.slow)])
 
 
 def make(
@@ -141,7 +143,7 @@ def test_any_block_size_gives_the_same_bits(ops: Ops, block_size: int) -> None:
     assert torch.equal(make(ops, 150, block_size=block_size).step([(0, 0, 150)])[0], expected)
 
 
-@WINDOWS
+@FEW_WINDOWS
 def test_chunks_of_any_size_give_the_same_bits(ops: Ops, window: int | None) -> None:
     """Each chunk finds a prefix in the cache, in one span or several."""
     case = make(ops, 300, window=window)
@@ -182,7 +184,7 @@ def test_spans_walked_in_a_row_give_the_bits_of_spans_walked_apart(
     assert torch.equal(case.step([(0, 250, 270)])[0], apart)
 
 
-@WINDOWS
+@FEW_WINDOWS
 def test_longer_spans_beyond_the_first_ones_give_decode_the_bits_of_prefill(
     ops: Ops, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +238,7 @@ def test_a_plan_that_is_filled_again_gives_the_same_bits(ops: Ops, window: int |
         assert torch.equal(out[1:], torch.zeros_like(q[1:]))
 
 
-@WINDOWS
+@FEW_WINDOWS
 def test_a_plan_for_prompts_that_is_filled_again_gives_the_same_bits(
     ops: Ops, window: int | None
 ) -> None:

@@ -131,7 +131,7 @@ def test_ties_and_broken_rows_give_what_the_specification_gives(
     assert sample_here(logits, inputs) == sample(logits, inputs)
 
 
-@pytest.mark.parametrize("value", [NAN, 0.0, *slowly(-INF, INF, -3.4e38)])
+@pytest.mark.parametrize("value", [NAN, *slowly(0.0, -INF, INF, -3.4e38)])
 def test_a_row_of_one_value_gives_what_the_specification_gives(
     sample_here: Sample, value: float
 ) -> None:
@@ -146,11 +146,11 @@ def test_a_row_of_one_value_gives_what_the_specification_gives(
     ids=str,
 )
 def test_of_equals_the_lowest_ids_are_kept(sample_here: Sample, params: dict[str, float]) -> None:
-    """Ten draws of a row show who they are."""
+    """Several draws of a row show who they are."""
     row = torch.zeros(200)
     row[::3] = 1.0
-    inputs = [drawing(position, temperature=0.5, **params) for position in range(10)]
-    logits = row.repeat(10, 1)
+    inputs = [drawing(position, temperature=0.5, **params) for position in range(6)]
+    logits = row.repeat(6, 1)
     assert sample_here(logits, inputs) == sample(logits, inputs)
 
 
@@ -198,7 +198,7 @@ def test_filters_keep_what_they_should_however_flat_or_steep_a_row_is(
 
 def test_a_large_vocabulary_gives_what_the_specification_gives(ops: Ops) -> None:
     """The blocks are as large as in use."""
-    logits = normal(6, 70_000, dtype=torch.bfloat16) * 3
+    logits = normal(6, 30_000, dtype=torch.bfloat16) * 3
     choices: list[dict[str, float]] = [{"temperature": 0.0}, {}, {"top_k": 20, "top_p": 0.8}]
     choices += [{"top_p": 0.9}, {"top_k": 9000}, {"min_p": 0.1}]
     inputs = [drawing(i, **params) for i, params in enumerate(choices)]
