@@ -144,7 +144,7 @@ def num_cpus(engine: EngineConfig, fleet: FleetConfig) -> int:
 
 
 def placed(engine: EngineConfig) -> EngineConfig:
-    """With the device that auto stands for on this machine, where Ray is to reserve it."""
+    """Name the device that auto stands for on this machine, where Ray is to reserve it."""
     if engine.model.device != AUTO or not num_cards():
         return engine
     return replace(engine, model=replace(engine.model, device="cuda"))

@@ -171,7 +171,7 @@ def expected_of_experts(
 def test_two_ranks_divide_what_adapters_add_to_experts(
     experts: tuple[Path, list[AdapterCheckpoint]], expected_of_experts: list[ModelRunnerOutput]
 ) -> None:
-    """Of each expert's outputs a rank adds to its own, of the pairs that all ranks chose alike."""
+    """A rank adds to its own outputs of each expert, of the pairs that all ranks chose alike."""
     model, adapters = experts
     found = life(executor(model, 2, enforce_eager=True), adapters, num_steps=1)
     assert found == expected_of_experts
