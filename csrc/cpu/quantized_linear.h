@@ -96,6 +96,15 @@ static __attribute__((noinline)) void multiply_codes(const typename Dot::Left* l
   }
 }
 
+// One or two rows from `row` on.
+template <class Codes, int kRows, int kVectors, class Dot>
+static void multiply_few(const QuantizedProduct<Dot>& product, size_t row,
+                         const CodeView<kVectors>& view, float* sums) {
+  const size_t stride = product.left.stride;
+  multiply_codes<Codes, Dot, kRows>(product.left.data + row * stride, stride, product.weight.shape,
+                                    view, product.sums.from(row), sums);
+}
+
 template <class Dot, int kRows, int kVectors>
 static __attribute__((noinline)) void multiply_decoded(const typename Dot::Left* left,
                                                        size_t stride, const uint32_t* decoded,
@@ -180,16 +189,13 @@ static void multiply_panels(const QuantizedProduct<Dot>& product, Range rows, si
   for_each_block(rows, kRowsPerDecoding, [&](Range block) {
     alignas(64) float sums[kRowsPerDecoding * kVectors * kLanes];
     const size_t count = block.end - block.begin;
-    constexpr size_t kMostInRegisters = kVectors > kPanelsOfFewRows ? 1 : kFewRows;
-    const bool is_in_registers = !kInTiles<Dot> && count <= kMostInRegisters;
-    if constexpr (!kInTiles<Dot>) {
-      if (is_in_registers) {
-        with_count<kMostInRegisters>(count, [&](auto num_rows) {
-          multiply_codes<Codes, Dot, decltype(num_rows)::value>(
-              product.left.data + block.begin * product.left.stride, product.left.stride, shape,
-              view, product.sums.from(block.begin), sums);
-        });
-      }
+    constexpr size_t kMostInRegisters =
+        kInTiles<Dot> || kVectors > kPanelsOfFewRows ? 1 : kFewRows;
+    const bool is_in_registers = count <= kMostInRegisters;
+    if (is_in_registers) {
+      with_count<kMostInRegisters>(count, [&](auto num_rows) {
+        multiply_few<Codes, decltype(num_rows)::value>(product, block.begin, view, sums);
+      });
     }
     if constexpr (kVectors <= kMaxVectors) {
       if (!is_in_registers) {
@@ -212,7 +218,7 @@ template <class Codes, class Dot, class Finish>
 static void multiply_quantized(const QuantizedProduct<Dot>& product, Range rows, Range panels,
                                int thread, const Finish& finish) {
   size_t panel = panels.begin;
-  if (!kInTiles<Dot> && rows.end - rows.begin == 1) {
+  if (rows.end - rows.begin == 1) {
     for (; panel + kPanelsOfOneRow <= panels.end; panel += kPanelsOfOneRow) {
       multiply_panels<Codes, kPanelsOfOneRow>(product, rows, panel, thread, finish);
     }
@@ -260,16 +266,25 @@ static void quantized_linear_by(const QuantizedLinearCall& call, Workers& worker
   const size_t width = shape.words() * Codes::kPerWord;
   const size_t left_size = left_bytes<Dot, T>(linear.rows, linear.in_features, width);
   const size_t panel_bytes = decoded_panel_words<Codes, Dot>(shape) * sizeof(uint32_t);
-  const size_t decoded_size =
-      !kInTiles<Dot> && linear.rows <= kFewRows ? 0 : team.num_threads * kMaxVectors * panel_bytes;
+  const bool is_few = linear.rows <= (kInTiles<Dot> ? 1 : kFewRows);
+  const size_t decoded_size = is_few ? 0 : team.num_threads * kMaxVectors * panel_bytes;
+  const size_t widened_size =
+      kInTiles<Dot> && is_few ? round_up(width * sizeof(float), 64) : 0;
   const size_t sums_size = shape.has_offsets() ? linear.rows * shape.groups() * sizeof(float) : 0;
-  char* memory = static_cast<char*>(workers.scratch.take(left_size + decoded_size + sums_size));
+  const size_t before_sums = left_size + widened_size + decoded_size;
+  char* memory = static_cast<char*>(workers.scratch.take(before_sums + sums_size));
   const T* x = static_cast<const T*>(linear.x);
-  float* sums_at = reinterpret_cast<float*>(memory + left_size + decoded_size);
+  float* sums_at = reinterpret_cast<float*>(memory + before_sums);
+  float* widened = reinterpret_cast<float*>(memory + left_size);
   const QuantizedProduct<Dot> product{
       left_rows<Dot>(x, linear.rows, linear.in_features, width, memory, team),
       shape.has_offsets() ? sum_groups(x, linear.rows, shape, sums_at, team) : RowSums{nullptr, 0},
-      call.weight, reinterpret_cast<uint32_t*>(memory + left_size)};
+      call.weight, reinterpret_cast<uint32_t*>(memory + left_size + widened_size), widened};
+  if (widened_size != 0) {
+    for_each_vector(linear.rows * width, [&](size_t k, auto n) {
+      store_lanes(widened + k, load_lanes(product.left.data + k, n), n);
+    });
+  }
   const auto finish = [&](size_t row, size_t panel, const float* sums) {
     finish_linear<T>(linear, row, panel, sums);
   };

@@ -113,7 +113,8 @@ struct QuantizedProduct {
   LeftRows<Dot> left;
   RowSums sums;
   const QuantizedWeight& weight;
-  uint32_t* decoded;  // kMaxVectors panels of words for each thread
+  uint32_t* decoded;     // kMaxVectors panels of words for each thread
+  const float* widened;  // the only row, where tiles would multiply it: see quantized_tiles.h
 };
 
 template <class Codes, class Dot>

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.ops.contract import LoRAPart, Ops
-from lora_serve.ops.quantization import INT4, INT8, CodeFormat, quantize
+from lora_serve.ops.quantization import INT4, INT8, CodeFormat, QuantizedWeight, quantize
 from tests.ops.cases import PagedCase, normal
 
 cpu = pytest.importorskip("lora_serve.ops.cpu.backend", reason="the native kernels are not built")
@@ -105,14 +105,16 @@ def test_another_order_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("code_format", [INT8, INT4], ids=lambda f: f.name)
-@pytest.mark.parametrize("rows", [1, 40, 250])
-def test_quantized_linear(ops: Ops, code_format: CodeFormat, rows: int) -> None:
-    x = normal(rows, 256, dtype=BF16)
-    weight = normal(40, 256, dtype=BF16, seed=1)
+@pytest.mark.parametrize("rows", [1, 2, 40, 250])
+@pytest.mark.parametrize("width", [256, 150, 243])
+def test_quantized_linear(ops: Ops, code_format: CodeFormat, rows: int, width: int) -> None:
+    """One row is multiplied in registers, in the order of tiles; a last group has all its steps."""
+    x = normal(rows, width, dtype=BF16)
+    weight = normal(101, width, dtype=BF16, seed=1)
     quantized = quantize(weight, code_format)
-    total = np.zeros((rows, 40), np.float32)
+    total = np.zeros((rows, 101), np.float32)
     size = code_format.group
-    for g, begin in enumerate(range(0, 256, size)):
+    for g, begin in enumerate(range(0, width, size)):
         group = in_tiles(
             x[:, begin : begin + size], quantized.codes[:, begin : begin + size].to(BF16)
         )
@@ -120,6 +122,23 @@ def test_quantized_linear(ops: Ops, code_format: CodeFormat, rows: int) -> None:
         total = (total + scale * group.astype(np.float64)).astype(np.float32)
     y = ops.linears.linear(x, ops.pack_quantized(weight, code_format, None, False))
     assert torch.equal(y, torch.from_numpy(total).to(BF16))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_denormals_are_zero_to_a_row_alone_too(ops: Ops, bits: int) -> None:
+    """Those of the row, and sums on their way; scales lift the rest to where it would show."""
+    assert ops.pack_codes is not None
+    form = CodeFormat("stored", bits, 32, least=-8, most=7)
+    random = torch.Generator().manual_seed(bits)
+    codes = torch.randint(-8, 8, (64, 128), generator=random, dtype=torch.int8)
+    scales = torch.full((64, 4), 1e30)
+    packed = ops.pack_codes(QuantizedWeight(form, codes, scales), None)
+    x = normal(8, 128, dtype=torch.float32) * 2.0 ** -torch.arange(118.0, 134.0, 2.0)[:, None]
+    together = ops.linears.linear(x.to(BF16), packed)
+    assert together[:4].any()
+    assert not together[-1].any()
+    alone = [ops.linears.linear(row[None].clone(), packed) for row in x.to(BF16)]
+    assert torch.equal(torch.cat(alone), together)
 
 
 def test_shrink(ops: Ops) -> None:
