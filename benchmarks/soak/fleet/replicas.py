@@ -218,21 +218,24 @@ class Store:
         self._redis = redis
         self._replicas = replicas
         self._troubles = troubles
+        self._one_fault = asyncio.Lock()  # two drawn at once take turns: none has a dead one paused
         self.faults: Mapping[Fault, int] = {self._kill: 3, self._pause: 2}
 
     async def _kill(self, rng: Random) -> None:
-        with self._troubles.of(STORE, "stores killed"):
-            await asyncio.to_thread(self._redis.kill)
-            await asyncio.sleep(rng.choice((0.0, 1.0, 8.0)))
-            await asyncio.to_thread(self._redis.start)
-            await self._until_asked()
+        async with self._one_fault:
+            with self._troubles.of(STORE, "stores killed"):
+                await asyncio.to_thread(self._redis.kill)
+                await asyncio.sleep(rng.choice((0.0, 1.0, 8.0)))
+                await asyncio.to_thread(self._redis.start)
+                await self._until_asked()
 
     async def _pause(self, rng: Random) -> None:
-        with self._troubles.of(STORE, "stores stopped"):
-            self._redis.pause()
-            await asyncio.sleep(rng.uniform(0.5, 8.0))
-            self._redis.resume()
-            await self._until_asked()
+        async with self._one_fault:
+            with self._troubles.of(STORE, "stores stopped"):
+                self._redis.pause()
+                await asyncio.sleep(rng.uniform(0.5, 8.0))
+                self._redis.resume()
+                await self._until_asked()
 
     async def _until_asked(self) -> None:
         """Wait until all that answer can ask it again."""
