@@ -32,6 +32,8 @@ $(VENV)/.installed: pyproject.toml $(LOCK) CMakeLists.txt $(MODULES) \
 	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet '$(TORCH)'
 	$(BIN)/pip install --quiet $(if $(LOCK),--no-deps) --editable '.[dev]'
 	$(if $(LOCK),$(BIN)/pip check)
+	@! command -v $(CXX) >/dev/null || $(BIN)/python -c 'import lora_serve.ops._cpu' || \
+	{ echo '*** csrc WAS NOT BUILT, though $(CXX) is here; see why: $(BIN)/pip install --verbose --no-deps --editable . ***'; exit 1; }
 	touch $@
 
 # Where there is a network: the newest versions that pyproject.toml permits, with their hashes.
