@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from lora_serve.catalog.records import Failure, Record
@@ -29,14 +29,16 @@ logger = logging.getLogger(__name__)
 
 NUM_WORKS = 4  # under way at once: as many as an engine reads
 RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0  # of what the engine could not have
+MAX_DOUBLINGS = 16  # of the first; floats end before the failures do
 ENGINE_RETRY_SECONDS = 0.5
 
-_PATH = re.compile(r"(?<![\w.])~?/\w")  # an absolute one, or one of a home
 _IN_LOG = "its log says why"
+# To all callers, without paths and without words of the files, which may be another tenant's.
 _TOLD: Mapping[type[LoraServeError], str] = {
     AdapterChangedError: "other bytes lie where the catalog says",
     AdapterNotFoundError: "no adapter lies where the catalog says",
     AdapterUnavailableError: "its files cannot be read at present",
+    AdapterFormatError: "its copy of the adapter cannot be served, and its log says why",
 }
 
 Applied = Callable[[Record, Record | None], None]
@@ -60,6 +62,20 @@ class Engine(Protocol):
     async def reset_prefix_cache(self, lora_name: str, generation: int = 0) -> bool: ...
 
 
+@dataclass(slots=True)
+class _Failing:
+    """A name that the engine cannot have since the change `serial`, and when it is tried again."""
+
+    serial: int
+    reason: str = ""
+    num_failures: int = 0
+    timer: asyncio.TimerHandle | None = None
+
+    def cancel(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+
+
 class EngineWork:
     """Call `more` whenever the view may have work. told: is called with each name that changed.
 
@@ -74,7 +90,7 @@ class EngineWork:
         self._applied = applied
         self._told = told
         self._works: set[asyncio.Task[None]] = set()
-        self._num_failures: dict[str, int] = {}
+        self._failing: dict[str, _Failing] = {}
         self._is_closed = False
 
     def more(self) -> None:
@@ -93,6 +109,8 @@ class EngineWork:
         for task in works:
             task.cancel()
         await asyncio.gather(*works, return_exceptions=True)
+        for name in [*self._failing]:
+            self._forget_failures(name)
 
     async def _do(self, work: Work) -> None:
         """Have the engine publish a record, or give up the name."""
@@ -105,7 +123,7 @@ class EngineWork:
             logger.exception("adapter %s of the catalog could not be applied", record.name)
             await self._give_up(record, LoraServeError("the server failed; its log says why"))
         else:
-            self._num_failures.pop(record.name, None)
+            self._forget_failures(record.name)
             self._view.note_done(record)
             logger.info(
                 "adapter %s of the catalog: serial %d by %s at %s, %s",
@@ -147,7 +165,6 @@ class EngineWork:
 
     async def _give_up(self, record: Record, error: LoraServeError) -> None:
         """Take the name from the engine, so that no request gets what it had before."""
-        num_failures = self._num_failures[record.name] = self._num_failures.get(record.name, 0) + 1
         while True:
             try:
                 await self._engine.unload_lora_adapter(record.name)
@@ -158,25 +175,38 @@ class EngineWork:
                 pass
             break
         found = error.found_digest if isinstance(error, AdapterChangedError) else ""
-        failure = Failure(record.serial, str(error), found, _without_paths(error))
-        self._view.note_failed(record, failure)
-        if num_failures == 1:
+        told = next((told for kind, told in _TOLD.items() if isinstance(error, kind)), _IN_LOG)
+        self._view.note_failed(record, Failure(record.serial, str(error), found, told))
+        self._try_again_later(record, str(error))
+
+    def _try_again_later(self, record: Record, reason: str) -> None:
+        """Set the name's only timer. The log has each reason once, not once for each retry."""
+        name = record.name
+        failing = self._failing.get(name)
+        if failing is None or failing.serial != record.serial:
+            self._forget_failures(name)
+            failing = self._failing[name] = _Failing(record.serial)
+        failing.cancel()
+        if failing.reason != reason:
             logger.warning(
                 "adapter %s of the catalog (serial %d) takes no requests here: %s",
-                record.name,
+                name,
                 record.serial,
-                error,
+                reason,
             )
-        seconds = min(RETRY_SECONDS * 2 ** (num_failures - 1), MAX_RETRY_SECONDS)
-        asyncio.get_running_loop().call_later(seconds, self._retry, record.name)
+        failing.reason = reason
+        seconds = RETRY_SECONDS * 2 ** min(failing.num_failures, MAX_DOUBLINGS)
+        failing.num_failures += 1
+        loop = asyncio.get_running_loop()
+        failing.timer = loop.call_later(min(seconds, MAX_RETRY_SECONDS), self._retry, name)
+
+    def _forget_failures(self, name: str) -> None:
+        failing = self._failing.pop(name, None)
+        if failing is not None:
+            failing.cancel()
 
     def _retry(self, name: str) -> None:
+        if name not in self._view.failed:  # the catalog has changed it since
+            self._forget_failures(name)
         self._view.retry(name)
         self.more()
-
-
-def _without_paths(error: LoraServeError) -> str:
-    """Why an adapter could not be loaded, for callers who are not to know where it lies."""
-    if isinstance(error, AdapterFormatError):
-        return "; ".join(one for one in error.findings if not _PATH.search(one)) or _IN_LOG
-    return next((told for kind, told in _TOLD.items() if isinstance(error, kind)), _IN_LOG)
