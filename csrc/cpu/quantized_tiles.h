@@ -142,8 +142,13 @@ SIMD_INLINE void add_step(const float* left, const CodeView<kVectors>& view, Ran
     add_word<Codes, false>(left, view, w, chains);
   }
   if (has_last) add_word<Codes, true>(left, view, end, chains);
+  constexpr size_t kWordsOfHalf = kTileWords / 2 * kPerWord<Bfloat16> / Codes::kPerWord;
+  const bool is_filled_up = words.end - words.begin < kWordsOfHalf;  // by a tile, with zeros
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
+    if (is_filled_up) {  // a zero makes -0, to which sums may have been flushed, +0
+      for (auto& chain : chains) chain[v] = add(chain[v], zero());
+    }
     acc[0][v] = add(acc[0][v], add(chains[0][v], chains[1][v]));
   }
 }

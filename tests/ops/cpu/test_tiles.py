@@ -141,6 +141,43 @@ def test_denormals_are_zero_to_a_row_alone_too(ops: Ops, bits: int) -> None:
     assert torch.equal(torch.cat(alone), together)
 
 
+LEAST = 2.0**-126  # of the numbers that are not denormal
+
+
+def alone_and_together(
+    ops: Ops, form: CodeFormat, width: int, scale: float, placed: dict[int, tuple[float, int]]
+) -> tuple[Tensor, Tensor]:
+    """One row's outputs alone, and beside seven others. placed: x and code by column."""
+    assert ops.pack_codes is not None
+    x, codes = torch.zeros(8, width), torch.zeros(16, width, dtype=torch.int8)
+    for column, (value, code) in placed.items():
+        x[:, column], codes[:, column] = value, code
+    scales = torch.full((16, -(-width // form.group)), scale)
+    packed = ops.pack_codes(QuantizedWeight(form, codes, scales), None)
+    row = x.to(BF16)
+    return ops.linears.linear(row[:1].clone(), packed)[0], ops.linears.linear(row, packed)[-1]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_groups_last_sum_is_flushed_for_a_row_alone_too(ops: Ops, bits: int) -> None:
+    placed = {0: (LEAST, 1), 32: (1.5 * LEAST, -1)}
+    form = CodeFormat("stored", bits, 64, least=-8, most=7)
+    alone, together = alone_and_together(ops, form, 64, 1e30, placed)
+    assert torch.equal(alone, together)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_zeros_that_fill_a_step_up_count_for_a_row_alone_too(ops: Ops, bits: int) -> None:
+    """Sums that are flushed to -0 in a step of 8 columns, of which a tile sees 16."""
+    above = LEAST * (1 + 2**-6)
+    group_1 = {0: (LEAST, 4), 32: (4 * LEAST, -1), 34: (LEAST, 1), 36: (above, -1)}
+    group_1 |= {68: (LEAST, 1), 69: (LEAST, 1), 70: (above, -1), 71: (above, -1)}
+    placed = {0: (1e-10, -1)} | {128 + column: value for column, value in group_1.items()}
+    form = CodeFormat("stored", bits, 128, least=-8, most=7)
+    alone, together = alone_and_together(ops, form, 200, 1e-36, placed)
+    assert torch.equal(alone.view(torch.int16), together.view(torch.int16))
+
+
 def test_shrink(ops: Ops) -> None:
     """The unit matrix as B leaves what A made of x, which is added in float."""
     x, a = that_cancel(13, 131)
