@@ -24,7 +24,7 @@ from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.checkpoint import read_adapter
 from lora_serve.adapters.lanes import MAX_HUNG_READS, NUM_READS, Lane, LoadJob, ReadTask
 from lora_serve.adapters.location import HubAdapter, RemoteAdapter, S3Adapter, find_adapter
-from lora_serve.adapters.remote import copies, download, is_below
+from lora_serve.adapters.remote import copies, download, is_below, note_digest
 from lora_serve.adapters.threads import AdapterThreads, LoaderThreads
 from lora_serve.config import LoRAConfig
 from lora_serve.errors import (
@@ -89,12 +89,12 @@ class AdapterSource:
     """Where adapters come from. Both are called in threads and may take for ever.
 
     read: the checkpoint at a path, or what has to be downloaded first. download: its directory.
-    copies: directories with what was downloaded of it before.
+    copies: directories with what was downloaded of it before and has had this digest.
     """
 
     read: Callable[[str], AdapterCheckpoint | RemoteAdapter]
     download: Callable[[RemoteAdapter], str]
-    copies: Callable[[RemoteAdapter], Sequence[str]] = lambda adapter: ()
+    copies: Callable[[RemoteAdapter, str], Sequence[str]] = lambda adapter, digest: ()
 
     def get(
         self, place: str | RemoteAdapter, digest: str
@@ -109,7 +109,8 @@ class AdapterSource:
 
     def _copy(self, adapter: RemoteAdapter, digest: str) -> AdapterCheckpoint | None:
         """What was downloaded before, if it has the digest: then the place is not asked for it."""
-        for directory in self.copies(adapter):
+        for directory in self.copies(adapter, digest):
+            copy = None  # frees one before the next is read
             with suppress(LoraServeError):  # a copy that cannot be used is none
                 copy = self.read(directory)
                 if isinstance(copy, AdapterCheckpoint) and copy.digest.hex() == digest:
@@ -143,7 +144,7 @@ def make_loader(
                     "lora_path",
                 )
             return found
-        return read_adapter(
+        checkpoint = read_adapter(
             found,
             lora_modules=model.lora_modules,
             max_lora_rank=config.max_lora_rank,
@@ -152,9 +153,13 @@ def make_loader(
             max_expert_rank=config.max_lora_expert_rank,
             allowed_roots=roots,
         )
+        note_digest(found, checkpoint.digest.hex(), config)
+        return checkpoint
 
     source = AdapterSource(
-        read, lambda adapter: download(adapter, config), lambda adapter: copies(adapter, config)
+        read,
+        lambda adapter: download(adapter, config),
+        lambda adapter, digest: copies(adapter, config, digest),
     )
     return AdapterLoader(config, source, prepare, notify, AdapterThreads())
 

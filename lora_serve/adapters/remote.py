@@ -1,7 +1,8 @@
 """Adapters that are downloaded before they are read: of the hub, or of a bucket of S3.
 
-An object is fetched once: what lies on this disk under the same ETag is not fetched again. Objects
-of one adapter come into a directory that is named by its URI and all their ETags and appears whole.
+An object is fetched once: what lies whole on this disk under the same ETag is not fetched again.
+Objects of one adapter come into a directory that is named by its URI and all their ETags and
+appears whole. Beside them lie their checksums, and the adapter's digest once it was read.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ import hashlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from lora_serve.adapters.checkpoint import CONFIG_NAME, DIGEST_NAME, WEIGHTS_NAME
 from lora_serve.adapters.location import HubAdapter, RemoteAdapter, S3Adapter, download_from_hub
@@ -22,6 +27,10 @@ from lora_serve.errors import AdapterError, AdapterNotFoundError, AdapterUnavail
 FILES = (CONFIG_NAME, WEIGHTS_NAME, DIGEST_NAME)
 S3_SECONDS = "10s"  # for each answer; the whole download has --lora-download-timeout
 CHUNK_BYTES = 2**22
+SUMS_NAME = "fetched.json"  # the SHA-256 of each file of a copy
+READ_NAME = "read_digest.txt"  # the digest of the adapter that a copy held when it was last read
+_UNFINISHED = "fetching-"
+_UNFINISHED_SECONDS = 24 * 60 * 60.0  # after which nobody fetches into it any more
 
 
 def download(adapter: RemoteAdapter, config: LoRAConfig) -> str:
@@ -39,11 +48,27 @@ def download(adapter: RemoteAdapter, config: LoRAConfig) -> str:
     return download_from_s3(adapter, cache, *limits)
 
 
-def copies(adapter: RemoteAdapter, config: LoRAConfig) -> list[str]:
-    """Directories with what was fetched of an adapter before, where they are known by its name."""
+def copies(adapter: RemoteAdapter, config: LoRAConfig, digest: str) -> list[str]:
+    """Directories with what was fetched of an adapter before and may have this digest.
+
+    Those of the hub are not known by their names: its client finds its own.
+    """
     if isinstance(adapter, HubAdapter):
-        return []  # the hub's client finds its own
-    return copies_of_s3(adapter, Path(config.lora_s3_cache_path).expanduser())
+        return []
+    return copies_of_s3(adapter, Path(config.lora_s3_cache_path).expanduser(), digest)
+
+
+def note_digest(path: str, digest: str, config: LoRAConfig) -> None:
+    """Keep beside a copy of S3 which digest it has, so that it is read for no other digest.
+
+    path: of any adapter, without links.
+    """
+    if os.path.dirname(path) != os.path.realpath(os.path.expanduser(config.lora_s3_cache_path)):
+        return
+    note = Path(path) / READ_NAME
+    with suppress(OSError):  # then it is read again for each digest
+        if _text_of(note) != digest:
+            note.write_text(digest)
 
 
 def is_below(path: str, place: str) -> bool:
@@ -72,8 +97,9 @@ def download_from_s3(adapter: S3Adapter, cache: Path, max_bytes: int, max_cache_
         tags = [f"{name} {meta['e_tag']}" for name, meta in sorted(found.items())]
         version = hashlib.sha256("\n".join((str(adapter), *tags)).encode()).hexdigest()
         directory = cache / f"{_beginning(adapter)}{version}"
-        if not directory.is_dir():
-            _check_room(adapter, num_bytes, cache, max_cache_bytes)
+        if not _is_whole(directory, found):
+            _remove_unfinished(cache)
+            _check_room(adapter, num_bytes, directory, max_cache_bytes)
             _fetch(store, key, found, directory)
     except (AdapterError, AdapterNotFoundError):
         raise
@@ -85,10 +111,38 @@ def download_from_s3(adapter: S3Adapter, cache: Path, max_bytes: int, max_cache_
     return str(directory)
 
 
-def copies_of_s3(adapter: S3Adapter, cache: Path) -> list[str]:
-    """The directories with what was fetched of an adapter, the newest first."""
-    found = cache.glob(f"{_beginning(adapter)}*")
-    return [str(one) for one in sorted(found, key=lambda one: one.stat().st_mtime, reverse=True)]
+def copies_of_s3(adapter: S3Adapter, cache: Path, digest: str) -> list[str]:
+    """The directories with copies of an adapter that had this digest when they were read last.
+
+    The newest come first, and after them those that were never read.
+    """
+    found = []
+    for one in cache.glob(f"{_beginning(adapter)}*"):
+        with suppress(OSError):  # it was deleted meanwhile, or is a link to nowhere
+            noted = _text_of(one / READ_NAME)
+            if noted in ("", digest):
+                found.append((noted, one.stat().st_mtime, str(one)))
+    return [path for _, _, path in sorted(found, reverse=True)]
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text(errors="replace") if path.is_file() else ""
+
+
+def _is_whole(directory: Path, names: Mapping[str, object]) -> bool:
+    """Whether a directory has all files, and each as it was fetched."""
+    try:
+        sums = msgspec.json.decode((directory / SUMS_NAME).read_bytes(), type=dict[str, str])
+        return sums.keys() == names.keys() and all(
+            _sum_of(directory / name) == one for name, one in sums.items()
+        )
+    except (OSError, msgspec.MsgspecError):
+        return False
+
+
+def _sum_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _beginning(adapter: S3Adapter) -> str:
@@ -96,8 +150,22 @@ def _beginning(adapter: S3Adapter) -> str:
     return hashlib.sha256(str(adapter).encode()).hexdigest()[:32] + "-"
 
 
-def _check_room(adapter: S3Adapter, num_bytes: int, cache: Path, max_cache_bytes: int) -> None:
-    held = sum(file.stat().st_size for file in cache.glob("*/*") if file.is_file())
+def _remove_unfinished(cache: Path) -> None:
+    """Remove what servers that were killed in a download have left."""
+    for one in cache.glob(f"{_UNFINISHED}*"):
+        with suppress(OSError):
+            if max(file.stat().st_mtime for file in (one, *one.iterdir())) < (
+                time.time() - _UNFINISHED_SECONDS
+            ):
+                shutil.rmtree(one, ignore_errors=True)
+
+
+def _check_room(adapter: S3Adapter, num_bytes: int, directory: Path, max_cache_bytes: int) -> None:
+    """Raise AdapterError if the cache would grow too large. directory: of what is fetched."""
+    cache, held = directory.parent, 0
+    for file in cache.glob("*/*"):
+        with suppress(OSError):
+            held += file.stat().st_size if file.is_file() and file.parent != directory else 0
     if held + num_bytes > max_cache_bytes:
         raise AdapterError(
             f"{adapter}: {num_bytes} bytes are to be downloaded, and adapters in {cache} have "
@@ -131,20 +199,50 @@ def _listed(store: Any, key: str) -> dict[str, Mapping[str, Any]]:
 
 
 def _fetch(store: Any, key: str, found: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
-    """Bring the files into a directory that appears with all of them."""
+    """Bring the files into a directory that appears with all of them, also after a loss of power.
+
+    A damaged copy that lies there is replaced.
+    """
     directory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    made = Path(tempfile.mkdtemp(prefix="fetching-", dir=directory.parent))
+    made = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=directory.parent))
     try:
+        sums = {}
         for name, meta in found.items():
             # What is fetched is what was listed: another object by now has another ETag.
             got = store.get(f"{key}/{name}", options={"if_match": meta["e_tag"]})
+            sha = hashlib.sha256()
             with (made / name).open("wb") as file:
                 for chunk in got.stream(min_chunk_size=CHUNK_BYTES):
+                    sha.update(chunk)
                     file.write(chunk)
-        try:
-            made.rename(directory)
-        except OSError:
-            if not directory.is_dir():  # else another process was first
-                raise
+            sums[name] = sha.hexdigest()
+        (made / SUMS_NAME).write_bytes(msgspec.json.encode(sums))
+        for path in (*made.iterdir(), made):
+            _sync(path)
+        if not _is_whole(directory, found):  # else another process was first
+            _remove_at_once(directory)
+            try:
+                made.rename(directory)
+            except OSError:
+                if not _is_whole(directory, found):
+                    raise
+        _sync(directory.parent)
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def _remove_at_once(directory: Path) -> None:
+    """Remove a copy, so that nobody finds a part of it."""
+    with (
+        tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=directory.parent) as away,
+        suppress(FileNotFoundError),
+    ):
+        directory.rename(Path(away) / "copy")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

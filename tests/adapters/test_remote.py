@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,95 @@ def test_a_copy_of_the_digest_that_is_asked_for_is_used_without_s3(
         write_adapter(directory, lora_tensors(lora_modules, seed=2))
     damaged = read(uri, config, lora_modules, digests[0])
     assert isinstance(damaged, AdapterUnavailableError), "a copy must have the digest"
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> LoRAConfig:
+    """Loads from s3://adapters/kept, with a cache that a link leads to."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "cache").symlink_to(tmp_path / "disk")
+    return LoRAConfig(
+        enable_lora=True,
+        lora_resolver=("s3://adapters/kept",),
+        lora_s3_cache_path=str(tmp_path / "cache"),
+    )
+
+
+def put_versions(
+    s3: Any, key: str, tmp_path: Path, config: LoRAConfig, lora_modules: Shapes, num: int
+) -> tuple[str, list[str]]:
+    """Load so many versions of an adapter one after another; its URI, and their digests."""
+    digests = []
+    for seed in range(num):
+        local = write_adapter(tmp_path / "a", lora_tensors(lora_modules, seed=seed))
+        loaded = read(uri := put(s3, key, local), config, lora_modules)
+        assert isinstance(loaded, AdapterCheckpoint), loaded
+        digests.append(loaded.digest.hex())
+    return uri, digests
+
+
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("num_bytes", [0, 1000])
+def test_a_damaged_copy_is_fetched_again(
+    s3: Any, tmp_path: Path, kept: LoRAConfig, lora_modules: Shapes, asks: bool, num_bytes: int
+) -> None:
+    uri, [digest] = put_versions(s3, "kept/damaged", tmp_path, kept, lora_modules, 1)
+    [weights] = (tmp_path / "cache").glob("*/adapter_model.safetensors")
+    whole = weights.read_bytes()
+    damaged = whole[:num_bytes] and whole[:-1] + bytes([whole[-1] ^ 1])
+    weights.write_bytes(damaged)
+    again = read(uri, kept, lora_modules, digest if asks else "")
+    assert isinstance(again, AdapterCheckpoint), again
+    assert again.digest.hex() == digest
+    assert weights.read_bytes() == whole
+    assert len(list((tmp_path / "cache").iterdir())) == 1, "the damaged copy must not stay"
+
+
+def test_of_many_copies_the_one_with_the_digest_is_read_alone(
+    s3: Any,
+    tmp_path: Path,
+    kept: LoRAConfig,
+    lora_modules: Shapes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    uri, digests = put_versions(s3, "kept/many", tmp_path, kept, lora_modules, 3)
+    num_reads = 0
+
+    def counted(*places: Any, **options: Any) -> AdapterCheckpoint:
+        nonlocal num_reads
+        num_reads += 1
+        return read_adapter(*places, **options)
+
+    monkeypatch.setattr("lora_serve.adapters.loader.read_adapter", counted)
+    oldest = read(uri, kept, lora_modules, digests[0])
+    assert isinstance(oldest, AdapterCheckpoint), oldest
+    assert num_reads == 1
+    assert isinstance(read(uri, kept, lora_modules, "ab" * 32), AdapterChangedError)
+    assert num_reads == 2, "a digest that no copy has is looked for in S3 alone"
+
+
+def test_a_link_to_nowhere_among_the_copies_is_no_copy(
+    s3: Any, tmp_path: Path, kept: LoRAConfig, lora_modules: Shapes
+) -> None:
+    uri, [digest] = put_versions(s3, "kept/linked", tmp_path, kept, lora_modules, 1)
+    [copy] = (tmp_path / "disk").iterdir()
+    copy.with_name(copy.name[:33] + "nowhere").symlink_to("nowhere")
+    for wanted in (digest, ""):
+        assert isinstance(read(uri, kept, lora_modules, wanted), AdapterCheckpoint)
+
+
+def test_what_killed_downloads_left_is_removed_after_a_day(
+    s3: Any, tmp_path: Path, kept: LoRAConfig, lora_modules: Shapes
+) -> None:
+    cache = tmp_path / "cache"
+    for name, age in (("old", 90_000), ("young", 80_000)):
+        (cache / f"fetching-{name}").mkdir()
+        part = cache / f"fetching-{name}" / "adapter_model.safetensors"
+        part.write_bytes(bytes(5000))
+        for path in (part, part.parent):
+            os.utime(path, (time.time() - age,) * 2)
+    put_versions(s3, "kept/left", tmp_path, kept, lora_modules, 1)
+    assert [path.name for path in cache.glob("fetching-*")] == ["fetching-young"]
 
 
 def test_an_adapter_that_is_too_large_is_not_fetched(
