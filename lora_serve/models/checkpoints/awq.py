@@ -21,6 +21,7 @@ from lora_serve.models.checkpoints.quantized_safetensors import (
     QuantizedSafetensors,
     ReadPart,
     Shapes,
+    Types,
     centred,
     code_format,
     for_groups,
@@ -40,7 +41,7 @@ class AwqPacking:
 
     group: int
 
-    def shapes(self, found: Shapes, read: ReadPart) -> tuple[tuple[int, int], Shapes]:
+    def shapes(self, found: Shapes, read: ReadPart, types: Types) -> tuple[tuple[int, int], Shapes]:
         if len(found["qweight"]) != 2:
             raise ValueError(f"qweight has shape {found['qweight']}, not that of a matrix")
         width, words = found["qweight"]

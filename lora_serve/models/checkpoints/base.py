@@ -83,7 +83,7 @@ class CheckpointFormat(Protocol):
         """
 
     def open(self, directory: Path) -> StoredTensors:
-        """Open its files. Nothing but headers is read."""
+        """Open its files. Only headers are read, and tensors of a few bytes that say a shape."""
 
 
 def refuse_all(checkpoint: Path, findings: Sequence[str]) -> None:

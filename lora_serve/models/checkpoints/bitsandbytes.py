@@ -31,6 +31,7 @@ from lora_serve.models.checkpoints.quantized_safetensors import (
     QuantizedSafetensors,
     ReadPart,
     Shapes,
+    Types,
     code_format,
     for_groups,
 )
@@ -74,7 +75,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class FourBits:
-    def shapes(self, found: Shapes, read: ReadPart) -> tuple[tuple[int, int], Shapes]:
+    def shapes(self, found: Shapes, read: ReadPart, types: Types) -> tuple[tuple[int, int], Shapes]:
         states = [each for each in STATES if each in found]
         if len(states) != 1:
             raise ValueError(f"one of {', '.join(STATES)} is needed, there are {len(states)}")
@@ -154,7 +155,7 @@ def _shape(settings: Settings) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class EightBits:
-    def shapes(self, found: Shapes, read: ReadPart) -> tuple[tuple[int, int], Shapes]:
+    def shapes(self, found: Shapes, read: ReadPart, types: Types) -> tuple[tuple[int, int], Shapes]:
         if len(found["weight"]) != 2:
             raise ValueError(f"weight has shape {found['weight']}, not that of a matrix")
         rows, width = found["weight"]

@@ -5,8 +5,9 @@
 g is k // group, or 0 for a scale of a whole row or tensor; FP8 may have scales of blocks, as in
 fp8.py. Numbers of "pack-quantized" are packed along k, each larger by half of what its bits hold;
 their zero points are packed along n. A number of 4 bits in "int-quantized" has a byte of its own.
-Where layers have settings of their own, a weight has those that its tensors fit. Rounding of
-activations and KV that a checkpoint asks for is left out: they stay in full precision.
+Where layers have settings of their own, a weight has those that its tensors fit; of 4 and 8 bits
+in bytes, which look alike, it has 8, which say the same numbers. Rounding of activations and KV
+that a checkpoint asks for is left out: they stay in full precision.
 
 Source: github.com/vllm-project/compressed-tensors
 """
@@ -14,7 +15,7 @@ Source: github.com/vllm-project/compressed-tensors
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -27,6 +28,7 @@ from lora_serve.models.checkpoints.quantized_safetensors import (
     QuantizedSafetensors,
     ReadPart,
     Shapes,
+    Types,
     centred,
     code_format,
     dequantized_in_order,
@@ -45,6 +47,7 @@ FORMATS = (PACKED, INTEGERS, FLOAT)
 MIXED = "mixed-precision"  # each group of settings says its own
 GROUP, BLOCK = "group", "block"
 STRATEGIES = (GROUP, "channel", "tensor")
+FOR_ALL = ((), (1,), (1, 1))  # shapes of one number for a whole tensor
 BITS = {PACKED: (4, 8), INTEGERS: (4, 8), FLOAT: (8,)}
 
 
@@ -57,7 +60,7 @@ class CompressedPacking:
     group: int
     block: tuple[int, int] | None = None
 
-    def shapes(self, found: Shapes, read: ReadPart) -> tuple[tuple[int, int], Shapes]:
+    def shapes(self, found: Shapes, read: ReadPart, types: Types) -> tuple[tuple[int, int], Shapes]:
         name = "weight_packed" if self.form == PACKED else "weight"
         if len(found.get(name, ())) != 2:
             raise ValueError(f"{name} is missing, or no matrix")
@@ -65,7 +68,7 @@ class CompressedPacking:
         width = words * 32 // self.bits if self.form == PACKED else words
         groups = self._groups(width)
         scales = found["weight_scale"]
-        whole = not self.group and scales in ((), (1,), (1, 1))
+        whole = not self.group and scales in FOR_ALL
         expected = num_blocks(self.block, rows, width) if self.block else (rows, groups)
         parts = {
             "weight_scale": scales if whole and not self.block else expected,
@@ -74,6 +77,8 @@ class CompressedPacking:
         }
         if self.form == PACKED:
             parts["weight_zero_point"] = (-(-rows * self.bits // 32), groups)
+        elif self.form == INTEGERS and not (whole and found.get("weight_zero_point") in FOR_ALL):
+            parts["weight_zero_point"] = (rows, groups)
         return (rows, width), parts
 
     def weight(self, parts: Mapping[str, Tensor]) -> QuantizedWeight | Tensor:
@@ -136,34 +141,40 @@ def _of_inputs(numbers: Tensor, width: int, group: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ManyPackings:
-    """Several, of which a weight has the first that its tensors fit."""
+    """Several, of which a weight has the first that its tensors fit, or one alike of more bits."""
 
     packings: tuple[CompressedPacking, ...]
 
-    def shapes(self, found: Shapes, read: ReadPart) -> tuple[tuple[int, int], Shapes]:
-        return self._fitting(found, read).shapes(found, read)
+    def shapes(self, found: Shapes, read: ReadPart, types: Types) -> tuple[tuple[int, int], Shapes]:
+        return self._fitting(found, read, types).shapes(found, read, types)
 
     def weight(self, parts: Mapping[str, Tensor]) -> QuantizedWeight | Tensor:
         found = {part: tuple(each.shape) for part, each in parts.items()}
-        return self._fitting(found, parts.__getitem__).weight(parts)
+        is_float = "weight" in parts and parts["weight"].is_floating_point()
+        types = {"weight": FLOATS8[0] if is_float else "I8"}
+        return self._fitting(found, parts.__getitem__, types).weight(parts)
 
-    def _fitting(self, found: Shapes, read: ReadPart) -> CompressedPacking:
-        for packing in self.packings:
-            if _fits(packing, found, read):
-                return packing
-        raise ValueError("its tensors fit none of config_groups")
+    def _fitting(self, found: Shapes, read: ReadPart, types: Types) -> CompressedPacking:
+        fitting = [each for each in self.packings if _fits(each, found, read, types)]
+        if not fitting:
+            raise ValueError("its tensors fit none of config_groups")
+        first = fitting[0]
+        if first.form != INTEGERS:
+            return first
+        alike = (each for each in fitting if replace(each, bits=first.bits) == first)
+        return max(alike, key=lambda each: each.bits)
 
 
-def _fits(packing: CompressedPacking, found: Shapes, read: ReadPart) -> bool:
+def _fits(packing: CompressedPacking, found: Shapes, read: ReadPart, types: Types) -> bool:
     try:
-        shape, expected = packing.shapes(found, read)
+        shape, expected = packing.shapes(found, read, types)
     except ValueError:
         return False
     if packing.form == PACKED:
         stated = read("weight_shape").tolist() if "weight_shape" in found else [*shape]
         is_kind = stated == [*shape]
     else:
-        is_kind = read("weight").is_floating_point() == (packing.form == FLOAT)
+        is_kind = (types["weight"] in FLOATS8) == (packing.form == FLOAT)
     return is_kind and all(expected.get(part, each) == each for part, each in found.items())
 
 

@@ -27,6 +27,7 @@ from lora_serve.models.checkpoints.quantized_safetensors import (
     QuantizedSafetensors,
     ReadPart,
     Shapes,
+    Types,
     num_blocks,
     of_blocks,
     read_block,
@@ -47,7 +48,7 @@ class Fp8Packing:
     block: tuple[int, int] | None
     divides: bool = False
 
-    def shapes(self, found: Shapes, read: ReadPart) -> tuple[tuple[int, int], Shapes]:
+    def shapes(self, found: Shapes, read: ReadPart, types: Types) -> tuple[tuple[int, int], Shapes]:
         if len(found["weight"]) != 2:
             raise ValueError(f"weight has shape {found['weight']}, not that of a matrix")
         rows, width = found["weight"]
@@ -64,8 +65,10 @@ class Fp8Packing:
     def weight(self, parts: Mapping[str, Tensor]) -> QuantizedWeight | Tensor:
         stored = parts["weight"].to(torch.float32)
         rows, width = stored.shape
-        found = parts.get("weight_scale_inv")
-        scales = (parts["weight_scale"] if found is None else found).to(torch.float32)
+        part = "weight_scale_inv" if "weight_scale_inv" in parts else "weight_scale"
+        scales = parts[part].to(torch.float32)
+        if self.divides and bool((scales == 0).any()):
+            raise ValueError(f"{part} has a scale of 0, by which no weight can be divided")
         if self.block is None:
             scales = scales.reshape(-1, 1)
         else:

@@ -24,6 +24,7 @@ from lora_serve.models.checkpoints.quantized_safetensors import (
     QuantizedSafetensors,
     ReadPart,
     Shapes,
+    Types,
     centred,
     code_format,
     dequantized_in_order,
@@ -46,7 +47,7 @@ class GptqPacking:
     group: int
     zeros_added: int
 
-    def shapes(self, found: Shapes, read: ReadPart) -> tuple[tuple[int, int], Shapes]:
+    def shapes(self, found: Shapes, read: ReadPart, types: Types) -> tuple[tuple[int, int], Shapes]:
         if len(found["qweight"]) != 2:
             raise ValueError(f"qweight has shape {found['qweight']}, not that of a matrix")
         words, rows = found["qweight"]

@@ -28,16 +28,18 @@ KEPT_GROUPS = (16, 32, 64, 128, 256)
 KV_SCALES = (".k_scale", ".v_scale", ".q_scale")  # of KV in 8 bits; here it is never rounded
 ROW_GROUP = 128  # so many codes of a row share what is one scale of all
 Shapes = Mapping[str, tuple[int, ...]]
+Types = Mapping[str, str]  # as StoredTensor.dtype
 ReadPart = Callable[[str], Tensor]
 
 
 class Packing(Protocol):
     """How one checkpoint's weights are packed, as its settings say."""
 
-    def shapes(self, found: Shapes, read: ReadPart) -> tuple[tuple[int, int], Shapes]:
+    def shapes(self, found: Shapes, read: ReadPart, types: Types) -> tuple[tuple[int, int], Shapes]:
         """The weight's shape (out, in), and those that its tensors must have.
 
-        found: those that there are, by their part. read: gives a part whose values say it.
+        found, types: of those that there are, by their part. read: gives a part of a few bytes
+        whose values say it.
 
         Raises:
             ValueError: they cannot be those of one weight.
@@ -171,7 +173,8 @@ class OpenQuantized:
             if each.dtype not in types:
                 raise ValueError(f"{part} is stored as {each.dtype}, not {' or '.join(types)}")
         shapes = {part: each.shape for part, each in found.items()}
-        shape, expected = self._packing.shapes(shapes, read)
+        dtypes = {part: each.dtype for part, each in found.items()}
+        shape, expected = self._packing.shapes(shapes, read, dtypes)
         for part, stated in shapes.items():
             if part in expected and stated != expected[part]:
                 raise ValueError(f"{part} has shape {stated}, not {expected[part]}")
@@ -237,7 +240,8 @@ def read_block(value: object) -> tuple[int, int] | None:
     """The rows and inputs of a block as a config says them; None if it says something else."""
     if isinstance(value, list) and len(value) == 2:
         tall, wide = value
-        if isinstance(tall, int) and isinstance(wide, int) and tall > 0 and wide > 0:
+        # An exact type: true and false are whole numbers to isinstance.
+        if type(tall) is int and type(wide) is int and tall > 0 and wide > 0:
             return tall, wide
     return None
 

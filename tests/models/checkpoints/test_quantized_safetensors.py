@@ -17,6 +17,7 @@ from lora_serve.models.checkpoints.choose import format_of
 from lora_serve.models.checkpoints.fp8 import Fp8
 from lora_serve.models.checkpoints.quantized_safetensors import QuantizedSafetensors
 from lora_serve.models.checkpoints.safetensors import FORMAT as SAFETENSORS
+from lora_serve.models.checkpoints.safetensors import OpenSafetensors
 from lora_serve.models.source import load_spec
 from lora_serve.models.weights import open_weights
 from tests.fakes.quantized_checkpoints import (
@@ -61,6 +62,13 @@ KINDS: dict[str, tuple[Written, int | None]] = {
     "nf4-blocks-beyond-rows": (nf4(4096, nested_block=256), None),
     "llm-int8": (llm_int8(), 128),
 }
+
+
+def inverse_fp8() -> Written:
+    """FP8 whose config says that scales divide; `make` does not."""
+    how = fp8(None)
+    return Written({**how.settings, "weight_scale_semantics": "inverse"}, how.make)
+
 
 OF_NO_BLOCK = {"num_bits": 8, "strategy": "block", "block_structure": [0, 32]}
 WITH_ZEROS = ("w4a8-zero-points", "gptq-4", "gptq-v2", "awq", "w4a16-zero-points")
@@ -134,6 +142,7 @@ def test_weights_are_those_that_the_format_defines(
             "num_bits of 6 are not supported in int-quantized",
         ),
         (fp8(None), {"weight_block_size": [128]}, r"must be two whole numbers, is \[128\]"),
+        (fp8(None), {"weight_block_size": [True, True]}, r"numbers, is \[True, True\]"),
         (fp8(None), {"weight_scale_semantics": "log"}, "weight_scale_semantics 'log' is not"),
         (awq(32), {"quant_method": "aqlm"}, "quantised checkpoints are not supported"),
         (nf4(), {"load_in_8bit": True}, "one of load_in_4bit and load_in_8bit must be true"),
@@ -155,6 +164,7 @@ def test_settings_that_cannot_be_read_are_refused_together(
         load_spec(directory)
 
 
+INTEGERS_4, INTEGERS_8 = (compressed("int-quantized", bits, None) for bits in (4, 8))
 PACKED_4, PACKED_8 = (compressed("pack-quantized", bits, 32) for bits in (4, 8))
 
 
@@ -165,8 +175,9 @@ PACKED_4, PACKED_8 = (compressed("pack-quantized", bits, 32) for bits in (4, 8))
         (mixed(PACKED_4, compressed("float-quantized", 8, None)), {4, None}),
         # The tensors of 4 bits have the shapes of 8 bits of half as many inputs.
         (mixed(compressed("pack-quantized", 8, 16), PACKED_4), {8, 4}),
-        (mixed(compressed("int-quantized", 8, None), compressed("float-quantized", 8, None)),
-         {8, None}),
+        (mixed(INTEGERS_8, compressed("float-quantized", 8, None)), {8, None}),
+        # Nothing tells these apart, and 8 bits hold numbers of 4.
+        (mixed(INTEGERS_4, INTEGERS_8), {8}),
     ],
 )  # fmt: skip
 def test_each_weight_has_the_settings_that_its_tensors_fit(
@@ -183,6 +194,23 @@ def test_each_weight_has_the_settings_that_its_tensors_fit(
             codes = source.read_codes(name)
             found.add(codes.format.bits if codes else None)
     assert found == bits
+
+
+def test_opening_reads_no_weight_to_choose_its_settings(
+    tiny_models: dict[str, PreTrainedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, read = tmp_path / "model", list[str]()
+    kinds = mixed(INTEGERS_8, compressed("float-quantized", 8, None))
+    save_quantized(tiny_models["qwen2"], directory, kinds)
+    real = OpenSafetensors.read
+
+    def noted(self: OpenSafetensors, name: str) -> Tensor:
+        read.append(name)
+        return real(self, name)
+
+    monkeypatch.setattr(OpenSafetensors, "read", noted)
+    format_of(directory, AUTO).open(directory)
+    assert not read
 
 
 def test_scales_of_a_kv_cache_are_passed_over(
@@ -237,6 +265,13 @@ def test_weights_whose_parts_lack_or_do_not_fit_are_all_named(
             torch.ones(64, 64).char(),
             r"weight is torch\.int8, which float-quantized has not",
         ),
+        (
+            compressed("int-quantized", 8, 32, symmetric=False),
+            "weight_zero_point",
+            torch.ones(2, 64).char(),
+            r"weight_zero_point has shape \(2, 64\), not \(64, 2\)",
+        ),
+        (inverse_fp8(), "weight_scale", torch.zeros(64, 1), "weight_scale has a scale of 0, by"),
     ],
 )
 def test_a_part_of_another_type_or_of_nothing_is_refused(
