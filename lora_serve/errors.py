@@ -118,6 +118,10 @@ class CatalogUnavailableError(LoraServeError):
     """The store of --lora-catalog cannot be asked now; the same call may succeed later."""
 
 
+class CatalogRefusedError(CatalogUnavailableError):
+    """The store has answered that it takes no change now: nothing was changed."""
+
+
 class ChangeUnknownError(CatalogUnavailableError):
     """The catalog was lost in a change: it was made, or may have been, and not all is known of it.
 

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from lora_serve.catalog.records import Change, Member, Record, Report, Snapshot, Standing
-from lora_serve.errors import CatalogUnavailableError, ConfigError
+from lora_serve.errors import CatalogRefusedError, CatalogUnavailableError, ConfigError
 
 MAX_CHANGES = 4096
 BUSY_SECONDS = 5.0  # for which a writer waits for another
@@ -245,7 +245,9 @@ class FileStore:
         try:
             yield
         except (sqlite3.Error, ValueError, TypeError) as error:
-            raise CatalogUnavailableError(f"the catalog {self._path}: {error}") from error
+            is_refusal = isinstance(error, sqlite3.Error) and error.sqlite_errorcode in _REFUSALS
+            kind = CatalogRefusedError if is_refusal else CatalogUnavailableError
+            raise kind(f"the catalog {self._path}: {error}") from error
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
@@ -256,6 +258,9 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
             f"{stat.S_IMODE(status.st_mode):04o}, uid {status.st_uid}); chown it, and chmod 600 it"
         )
 
+
+# What ends a transaction with all that was written undone.
+_REFUSALS = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_BUSY)
 
 _IDENTITY = {"application_id": APPLICATION_ID, "user_version": SCHEMA_VERSION}
 

@@ -23,7 +23,7 @@ import redis
 
 from lora_serve.catalog import redis_scripts as scripts
 from lora_serve.catalog.records import Change, Member, Record, Report, Snapshot, Standing
-from lora_serve.errors import CatalogUnavailableError
+from lora_serve.errors import CatalogRefusedError, CatalogUnavailableError
 from lora_serve.redis_client import open_redis, reason_of
 
 TIMEOUT_SECONDS = 5.0
@@ -163,7 +163,17 @@ class RedisStore:
             reason = reason_of(error)
             if scripts.ANEW in reason:
                 reason = "it was started anew, and no server has told it yet what it may have lost"
-            raise CatalogUnavailableError(f"the catalog at {self._where}: {reason}") from error
+            kind = CatalogRefusedError if isinstance(error, _REFUSALS) else CatalogUnavailableError
+            raise kind(f"the catalog at {self._where}: {reason}") from error
+
+
+# Of these a command, and each of a script, is told before it writes anything.
+_REFUSALS = (
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.NoPermissionError,
+    redis.exceptions.AuthenticationError,
+)
 
 
 def _record(text: bytes) -> Record:

@@ -25,6 +25,7 @@ from lora_serve.catalog.rollout_watch import RolloutWatch
 from lora_serve.catalog.view import Admission, CatalogView
 from lora_serve.errors import (
     AdapterUnavailableError,
+    CatalogRefusedError,
     CatalogUnavailableError,
     ChangeUnknownError,
     InvalidRequestError,
@@ -223,6 +224,8 @@ class CatalogReplica:
             expected = 0 if current is None else current.serial
             try:
                 written: Record | None = await self._ask(self._store.put, planned, expected)
+            except CatalogRefusedError as error:
+                raise CatalogUnavailableError(f"{error}; nothing was changed anywhere") from error
             except CatalogUnavailableError as error:
                 raise ChangeUnknownError(
                     f"{error}; whether '{name}' was changed is not known: /v1/models tells when "

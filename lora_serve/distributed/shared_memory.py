@@ -90,7 +90,8 @@ class SharedMemoryGroup:
         begin = _begin_of_common(world_size)
         self._map = mmap.mmap(descriptor, begin + COMMON_BYTES)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE, begin, COMMON_BYTES)
+            with suppress(OSError):  # a kernel without them: smaller pages do
+                self._map.madvise(mmap.MADV_HUGEPAGE, begin, COMMON_BYTES)
         self._counters = memoryview(self._map)[: world_size * _LINE].cast("q")
         slots = np.frombuffer(self._map, np.uint8, world_size * 2 * SLOT_BYTES, world_size * _LINE)
         self._slots = slots.reshape(world_size, 2, SLOT_BYTES)

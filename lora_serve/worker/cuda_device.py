@@ -43,6 +43,7 @@ class CudaDevice:
             torch.cuda.set_device(index)
         self._wait_until = wait_until
         self._load_until = load_until
+        self._event_until = wait_until  # what events wait by: load_until in steps while loading
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self.name = torch.cuda.get_device_name()
         self._loads = torch.cuda.Stream()
@@ -61,7 +62,7 @@ class CudaDevice:
         self._loads.synchronize()
 
     def record_event(self) -> CudaEvent:
-        return CudaEvent(self._wait_until)
+        return CudaEvent(self._event_until)
 
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info()
@@ -71,7 +72,11 @@ class CudaDevice:
         self._finish()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        run()
+        self._event_until = self._load_until
+        try:
+            run()
+        finally:
+            self._event_until = self._wait_until
         self._finish()
         peak = torch.cuda.max_memory_allocated() - before
         torch.cuda.empty_cache()  # what this run took in odd sizes is the KV cache's to have

@@ -6,7 +6,7 @@ import pytest
 
 from lora_serve.catalog.records import Member, Record, Report, Snapshot
 from lora_serve.catalog.redis_store import RedisStore
-from lora_serve.errors import CatalogUnavailableError, ConfigError
+from lora_serve.errors import CatalogRefusedError, CatalogUnavailableError, ConfigError
 from tests.fakes.redis_server import RedisServer
 
 ONE = Member(replica_id="one", address="http://one", incarnation="1")
@@ -104,7 +104,7 @@ def test_a_full_server_says_so_and_keeps_what_it_has(
     with catalog_redis.client() as client:
         client.config_set("maxmemory", 1)
         try:
-            with pytest.raises(CatalogUnavailableError, match="maxmemory"):
+            with pytest.raises(CatalogRefusedError, match="maxmemory"):
                 one.put(B, 0)
         finally:
             client.config_set("maxmemory", 0)

@@ -16,7 +16,9 @@ from lora_serve.catalog.replica import CatalogReplica
 from lora_serve.catalog.rollout import State
 from lora_serve.errors import (
     AdapterUnavailableError,
+    CatalogRefusedError,
     CatalogUnavailableError,
+    ChangeUnknownError,
     InvalidRequestError,
     NotFoundError,
 )
@@ -158,6 +160,20 @@ async def test_the_loss_of_the_store_stops_changes_and_no_answers(tmp_path: Path
         record = await load(one, ours, "a", write_adapter(tmp_path / "c", "GAMMA"))
         assert (await one.rolled_out(record, PATIENCE)).is_everywhere
         assert digest_of(theirs, "a") == record.digest
+
+
+async def test_a_store_that_refuses_a_change_has_changed_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise CatalogRefusedError("the catalog's memory is full")
+
+    store = MemoryStore()
+    async with started(store, "one") as (one, ours):
+        monkeypatch.setattr(store, "put", refuse)
+        with pytest.raises(CatalogUnavailableError, match="full; nothing was changed") as told:
+            await load(one, ours, "a", write_adapter(tmp_path / "a", "ALPHA"))
+    assert not isinstance(told.value, ChangeUnknownError)
 
 
 async def test_a_replica_that_starts_without_the_store_serves_once_it_answers(

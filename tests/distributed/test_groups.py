@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import threading
 import time
@@ -355,3 +357,13 @@ def test_parts_in_another_order_would_show(tmp_path: Path, monkeypatch: pytest.M
         test_parts_stand_side_by_side_in_the_order_of_ranks(
             lambda size, _: on_streams(size, tmp_path), torch.bfloat16
         )
+
+
+def test_ranks_gather_where_the_kernel_has_no_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Map(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(shared_memory.mmap, "mmap", Map)
+    group = shared_memory.SharedMemoryGroup(0, 1, shared_memory.new_memory(1), 1.0)
+    group.close()

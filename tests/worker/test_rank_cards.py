@@ -9,6 +9,7 @@ import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -152,6 +153,24 @@ def test_all_of_a_cards_work_is_waited_for_only_when_ranks_have_done_theirs(
     with pytest.raises(LostRank):
         getattr(device, call)(lambda: told.append("run"))
     assert told == [*before, "recorded"]
+
+
+def test_steps_that_are_tried_while_loading_wait_as_long_as_loading_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another rank may still compile its kernels then."""
+    told: list[str] = []
+    for name in (
+        *("set_device", "current_device", "get_device_name", "Stream", "graph_pool_handle"),
+        *("reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"),
+        *("empty_cache", "synchronize"),
+    ):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: 0)
+    monkeypatch.setattr(torch.cuda, "Event", Mock)
+    device = CudaDevice(0, lambda _: told.append("a step's"), lambda _: told.append("a load's"))
+    device.peak_bytes(lambda: device.record_event().wait())
+    device.record_event().wait()
+    assert told == ["a load's", "a load's", "a load's", "a step's"]
 
 
 class LosableCard(CpuDevice):
