@@ -222,7 +222,8 @@ class FileStore:
             try:
                 yield self._calls
             except BaseException:
-                self._calls.execute("ROLLBACK")
+                if self._calls.in_transaction:  # a full disk has ended it
+                    self._calls.execute("ROLLBACK")
                 raise
             self._calls.execute("COMMIT")
 

@@ -9,7 +9,7 @@ import pytest
 from lora_serve.catalog import file_store
 from lora_serve.catalog.file_store import FileStore
 from lora_serve.catalog.records import Member, Record, Report
-from lora_serve.errors import CatalogUnavailableError, ConfigError
+from lora_serve.errors import CatalogRefusedError, CatalogUnavailableError, ConfigError
 
 MEMBER = Member(replica_id="one", address="http://one", incarnation="1")
 A = Record(name="a", digest="aa", source="/a")
@@ -45,6 +45,16 @@ def test_a_file_that_is_no_catalog_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=told):
             FileStore(path)
+
+
+def test_a_full_disk_refuses_a_change_and_keeps_what_there_is(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "catalog")
+    written = store.put(A, 0)
+    store._calls.execute("PRAGMA max_page_count = 1")  # as many as there are
+    with pytest.raises(CatalogRefusedError, match="full"):
+        store.put(Record(name="b", digest="bb", source="/" + "b" * 50_000), 0)
+    assert store.snapshot().records == (written,)
+    store.close()
 
 
 def test_who_is_far_behind_finds_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
