@@ -64,13 +64,16 @@ def _check_url(flag: str, url: str, password: str | None) -> None:
     parts = urlsplit(url)
     password_flag = f"{flag.removesuffix('-url')}-password-file"
     variable = "LORA_SERVE_" + flag.removesuffix("-url").lstrip("-").replace("-", "_").upper()
+    hint = (
+        f"if that is its password, write its /, @, :, ? and # as %2F, %40, %3A, %3F and %23, or "
+        f"use {password_flag}"
+    )
     try:
         _ = parts.port
     except ValueError:
-        raise ConfigError(
-            f"{flag}: its port is no number; if that is its password, write its "
-            f"/, @, : and # as %2F, %40, %3A and %23, or use {password_flag}"
-        ) from None
+        raise ConfigError(f"{flag}: its port is no number; {hint}") from None
+    if "@" in parts.path + parts.query + parts.fragment:
+        raise ConfigError(f"{flag}: has an @ behind its server's name; {hint}")
     if password is not None and parts.password is not None:
         raise ConfigError(
             f"{flag}: has a password, and another one is given by {password_flag} "

@@ -142,3 +142,10 @@ def test_no_message_has_the_password() -> None:
     assert "secret" not in str(caught.value)
     with pytest.raises(ConfigError, match="--lora-catalog-password-file"):
         RedisStore("redis://:secret@127.0.0.1:1/0", "tests", "another")
+
+
+@pytest.mark.parametrize("password", ["/secret", "12/secret", "?secret", "#secret"])
+def test_a_password_whose_signs_end_a_servers_name_is_refused_and_not_told(password: str) -> None:
+    with pytest.raises(ConfigError, match="has an @ behind its server's name; if that") as caught:
+        RedisStore(f"redis://:{password}@127.0.0.1:1/0", "tests")
+    assert "secret" not in str(caught.value)
