@@ -200,9 +200,8 @@ class CatalogReplica:
                 f"another server has registered as replica '{self.member.replica_id}' since; give "
                 "each a --lora-replica-id of its own"
             )
-        return CatalogUnavailableError(
-            f"the catalog at {self._store.where} has not told this server yet which adapters there "
-            "are; try again later"
+        return CatalogUnavailableError(  # its place is for the log, which `_note_store` tells
+            "the catalog has not told this server yet which adapters there are; try again later"
         )
 
     # ── changes ─────────────────────────────────────────────────────────────────────────────

@@ -184,8 +184,9 @@ async def test_a_replica_that_starts_without_the_store_serves_once_it_answers(
         await load(one, ours, "a", write_adapter(tmp_path / "a", "ALPHA"))
         store.is_cut = True
         async with started(store, "two") as (two, _):
-            with pytest.raises(CatalogUnavailableError, match="has not told this server yet"):
+            with pytest.raises(CatalogUnavailableError, match="has not told this server") as caught:
                 await two.admit("a")
+            assert store.where not in str(caught.value), "its place is not for users"
             with pytest.raises(CatalogUnavailableError):
                 two.check_ready()
             store.is_cut = False

@@ -242,7 +242,8 @@ async def test_a_name_that_failed_here_is_told_with_its_state_and_reason(
     ):
         assert refused.status_code == 503
         assert "this server failed to load" in refused.text
-        assert "rank 1024 is above 64; use_dora is not supported" in refused.text
+        assert "its copy of the adapter cannot be served, and its log says why" in refused.text
+        assert "rank 1024" not in refused.text, "the files' contents are not for users"
         assert str(tmp_path) not in refused.text
 
 
