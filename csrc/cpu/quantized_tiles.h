@@ -188,6 +188,7 @@ static __attribute__((noinline)) void multiply_row_as_tiles(const float* left,
   }
 }
 
+// The call has no other row, since for_each_block cuts evenly: none is left over alone.
 template <class Codes, int kRows, int kVectors>
 static void multiply_few(const QuantizedProduct<Bfloat16Tiles>& product, size_t,
                          const CodeView<kVectors>& view, float* sums) {

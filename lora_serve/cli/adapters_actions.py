@@ -8,12 +8,21 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from lora_serve.cli.parser import did_you_mean
-from lora_serve.cli.remote import Json, Remote, RemoteError, Reply, ServedModel, UnreachableError
+from lora_serve.cli.remote import (
+    BrokenOffError,
+    Json,
+    Remote,
+    RemoteError,
+    Reply,
+    ServedModel,
+    UnreachableError,
+)
 from lora_serve.cli.server_arguments import chosen_key
 from lora_serve.errors import ConfigError
 from lora_serve.observability.escapes import escaped
@@ -109,7 +118,7 @@ def load(remote: Remote, args: argparse.Namespace) -> int:
                 "an adapter with this name is loaded already; to load another in its place: "
                 f"lora-serve adapters replace {name} {paths[name]}"
             ) from error
-        return _changed(f"{name}: loaded {_version(_adapter(remote, name))}", reply)
+        return _changed(f"{name}: loaded {_version(_now(remote, name))}", reply)
 
     return _each(paths, act)
 
@@ -120,7 +129,7 @@ def replace(remote: Remote, args: argparse.Namespace) -> int:
     def act(name: str) -> Outcome:
         old = _adapter(remote, name)
         reply = _load(remote, name, paths[name], load_inplace=True, pinned=args.pinned)
-        return _changed(f"{name}: {_change(old, _adapter(remote, name))}", reply)
+        return _changed(f"{name}: {_change(old, _now(remote, name))}", reply)
 
     return _each(paths, act)
 
@@ -142,7 +151,7 @@ def roll_back(remote: Remote, args: argparse.Namespace) -> int:
                 f"put that version's files back, or load what is there now: lora-serve adapters "
                 f"replace {name} {path}"
             ) from error
-        return _changed(f"{name}: {_change(old, _adapter(remote, name))}, from {path}", reply)
+        return _changed(f"{name}: {_change(old, _now(remote, name))}, from {path}", reply)
 
     return _each(args.names, act)
 
@@ -166,7 +175,13 @@ def _each(names: Mapping[str, str] | Sequence[str], act: Act) -> int:
             outcome = act(name)
             print(escaped(outcome.text, kept="\n"), flush=True)
             num_incomplete += not outcome.is_everywhere
-        except (RemoteError, ConfigError) as error:
+        except BrokenOffError as error:
+            num_incomplete += 1
+            hint = "it may have been done: see `lora-serve adapters ls`"
+            print(escaped(f"{name}: not known: {error}; {hint}"), file=sys.stderr)
+        except (RemoteError, UnreachableError, ConfigError) as error:
+            if isinstance(error, UnreachableError) and name == next(iter(names)):
+                raise  # nothing was asked for
             is_refused = not (isinstance(error, RemoteError) and error.kind == NOT_KNOWN)
             num_refused += is_refused
             num_incomplete += not is_refused
@@ -200,6 +215,13 @@ def _adapter(remote: Remote, name: str, *, must_be_there: bool = True) -> Served
             "loads one under a new name"
         )
     return found
+
+
+def _now(remote: Remote, name: str) -> ServedModel | None:
+    """What a name stands for after a change, which is made also if this cannot be read."""
+    with suppress(RemoteError, UnreachableError, ConfigError):
+        return _adapter(remote, name)
+    return None
 
 
 def _history(remote: Remote) -> list[Json]:
@@ -240,7 +262,7 @@ def _change(old: ServedModel | None, new: ServedModel | None) -> str:
 
 def _version(adapter: ServedModel | None) -> str:
     if adapter is None:
-        return "a version that is gone again"
+        return "(the server does not tell what it has now)"
     return _digest(adapter)[:SHORT_DIGEST] or "(the server tells no digest)"
 
 

@@ -45,6 +45,10 @@ class UnreachableError(LoraServeError):
     """No server answers there, or it broke off."""
 
 
+class BrokenOffError(UnreachableError):
+    """The connection was lost when the server had been asked: it may have done what it was."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A name of GET /v1/models, with all that the server tells of it."""
@@ -193,7 +197,7 @@ class Remote:
     def _told(self) -> Iterator[None]:
         try:
             yield
-        except httpx.ConnectError as error:
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             if "WRONG_VERSION_NUMBER" in str(error):  # it has answered, but not in TLS
                 raise UnreachableError(
                     f"the server at {self.url} does not speak TLS; name it with http://"
@@ -204,7 +208,7 @@ class Remote:
             ) from error
         except httpx.HTTPError as error:
             what = str(error) or type(error).__name__
-            raise UnreachableError(f"{self.url}: the answer broke off: {what}") from error
+            raise BrokenOffError(f"{self.url}: the answer broke off: {what}") from error
 
     def _refusal(self, response: httpx.Response, text: str) -> RemoteError:
         told, param, kind = _fault(response.status_code, text)

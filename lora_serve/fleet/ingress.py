@@ -20,7 +20,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lora_serve.config import EngineConfig, ServerConfig
-from lora_serve.errors import AdapterError, EngineDeadError, LoraServeError, UnauthorizedError
+from lora_serve.errors import (
+    AdapterError,
+    ChangeUnknownError,
+    EngineDeadError,
+    LoraServeError,
+    UnauthorizedError,
+)
 from lora_serve.fleet import spread
 from lora_serve.fleet.messages import AnswerHead, ReplicaLostError, RequestHead, WholeAnswer
 from lora_serve.fleet.reading import RequestReader
@@ -171,10 +177,12 @@ class Ingress:
             if failed is None:
                 return
             routing = replace(routing, excluded=routing.excluded | {failed}, only="")
+        if not may_repeat:
+            raise ChangeUnknownError(
+                "the replica that had this request was lost; it may have done it: see /v1/models"
+            )
         raise EngineDeadError(
             f"the replicas that had this request were lost, {MAX_ATTEMPTS} in a row; send it again"
-            if may_repeat
-            else "the replica that had this request was lost; it may have done it: see /v1/models"
         )
 
     async def _attempt(

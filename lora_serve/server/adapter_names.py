@@ -14,6 +14,7 @@ import re
 import socket
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -38,8 +39,9 @@ from lora_serve.errors import (
 )
 from lora_serve.identity import BASE_MODEL, EVERYTHING, Everything, NoAdapter
 from lora_serve.messages import AdapterInfo
+from lora_serve.observability.log import quoted
 from lora_serve.observability.metrics import CatalogFigures
-from lora_serve.server.admin.adapter_changes import AdapterChanges
+from lora_serve.server.admin.adapter_changes import MAX_CHANGES, AdapterChanges
 from lora_serve.server.admin.answers import AdapterChange
 from lora_serve.server.admin.protocol import AdapterWish
 from lora_serve.server.engine_api import Engine
@@ -195,6 +197,7 @@ class CataloguedNames:
         store = open_store(config)
         self.catalog = f"{store.where}, as replica {member.replica_id!r}"
         self.replica = CatalogReplica(store, engine, member, applied=self._applied)
+        self._unknown: deque[float] = deque(maxlen=MAX_CHANGES)  # times of changes that may be made
         engine.metrics.watch_catalog(self._figures)
 
     @property
@@ -236,15 +239,21 @@ class CataloguedNames:
             pinned=wish.pinned,
         )
         change = plan.loading(record, load_inplace=wish.load_inplace)
-        return await self.replica.change(name, change), adapter
+        return await self._change(record, change), adapter
 
     async def _load_resolved(self, name: str, source: str) -> None:
-        record, _ = await self._write_load(AdapterWish(name, source), "--lora-resolver")
+        try:
+            record, _ = await self._write_load(AdapterWish(name, source), "--lora-resolver")
+        except CatalogUnavailableError as error:  # whose place is for the log
+            logger.warning("adapter %s was not resolved: %s", quoted(name), error)
+            raise CatalogUnavailableError(
+                "the catalog cannot take up this adapter now; try again later"
+            ) from error
         await self.replica.wait_until_known(record)
 
     async def unload(self, name: str, by: str) -> Rollout | None:
-        record = await self.replica.change(name, plan.unloading(self._wish(name, by)))
-        return await self._rolled_out(record)
+        wish = self._wish(name, by)
+        return await self._rolled_out(await self._change(wish, plan.unloading(wish)))
 
     async def reset(self, name: str | Everything, by: str) -> bool:
         if name is EVERYTHING:
@@ -284,6 +293,13 @@ class CataloguedNames:
                     known.source,
                 )
 
+    async def _change(self, wish: Record, change: plan.Plan) -> Record:
+        try:
+            return await self.replica.change(wish.name, change)
+        except ChangeUnknownError:
+            self._unknown.append(wish.time)
+            raise
+
     async def _rolled_out(self, record: Record) -> Rollout:
         try:
             rollout = await self.replica.rolled_out(record, self._rollout_seconds)
@@ -312,9 +328,14 @@ class CataloguedNames:
         return CatalogFigures(self.replica.is_store_up, report.serial, counts)
 
     def _applied(self, record: Record, before: Record | None) -> None:
-        """Keep what others changed beside what was asked for here."""
+        """Keep what others changed beside what was asked for here, which its call has kept.
+
+        Unless that could not know whether it was made: now it is.
+        """
         if record.replica == self.replica.member.replica_id:
-            return
+            if record.time not in self._unknown:
+                return
+            self._unknown.remove(record.time)
         self.changes.add(
             AdapterChange(
                 time=record.time,

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import socket
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -140,6 +143,46 @@ def test_a_change_of_which_too_little_is_known_is_not_told_as_refused(
     monkeypatch.setattr(LocalNames, "load", lost)
     code, told = shell("load", "x", write_fake_adapter(tmp_path / "a", "a"))
     assert (code, told) == (3, "x: not known: the catalog is gone; 'x' was changed (serial 7)\n")
+
+
+@pytest.fixture
+def leaving_server() -> Iterator[str]:
+    """The URL of one that reads the first request and ends, as a process that is killed."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def read_one() -> None:
+            connection, _ = listening.accept()
+            listening.close()
+            with connection:
+                connection.recv(65536)
+
+        thread = threading.Thread(target=read_one)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        thread.join(10)
+
+
+def test_a_server_that_is_lost_in_a_change_may_have_made_it(
+    leaving_server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_fake_adapter(tmp_path / "a", "a")
+    words = ["adapters", "load", f"x={path}", f"y={path}", "--url", leaving_server]
+    assert main(words) == 1
+    lost, refused = capsys.readouterr().err.splitlines()
+    assert lost.startswith(f"x: not known: {leaving_server}: the answer broke off")
+    assert lost.endswith("it may have been done: see `lora-serve adapters ls`")
+    assert refused.startswith(f"y: refused: no server answers at {leaving_server}")
+
+
+def test_a_change_is_told_although_what_came_of_it_cannot_be_read(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object, **__: object) -> None:
+        raise UnreachableError("gone")
+
+    monkeypatch.setattr(Remote, "models", lost)
+    code, told = shell("load", "x", write_fake_adapter(tmp_path / "a", "a"))
+    assert (code, told) == (0, "x: loaded (the server does not tell what it has now)\n")
 
 
 def test_a_name_that_the_server_failed_to_load_is_listed_with_its_state_and_the_reason(

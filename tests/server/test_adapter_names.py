@@ -15,6 +15,7 @@ from lora_serve.catalog import file_store
 from lora_serve.catalog.records import Record
 from lora_serve.catalog.replica import CatalogReplica
 from lora_serve.catalog.rollout import ReplicaState, Rollout, State
+from lora_serve.cli.adapters_actions import _version_before
 from lora_serve.config import CatalogConfig, EngineConfig, LoRAConfig, ModelConfig, ServerConfig
 from lora_serve.errors import AdapterNotFoundError, CatalogUnavailableError, ConfigError
 from lora_serve.server.adapter_names import LocalNames, member_of
@@ -126,6 +127,49 @@ async def test_what_one_server_resolves_the_other_has(fleet: Fleet, tmp_path: Pa
     await until(lambda: fleet.engines["two"].adapter("tenant"))
     assert await said(two, "tenant") == "ALPHA"
     assert await said(two, "nobody") == "404"
+
+
+async def test_what_cannot_be_resolved_since_the_catalog_is_lost_does_not_tell_its_place(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_adapter(tmp_path / "adapters" / "tenant", "ALPHA")
+    one = await fleet.start("one", lora_resolver=(f"dir:{tmp_path}/adapters",))
+    store = type(fleet.names["one"].replica._store)  # type: ignore[attr-defined]
+
+    def gone(*_: object) -> None:
+        raise CatalogUnavailableError(f"the catalog {fleet.catalog}: gone")
+
+    monkeypatch.setattr(store, "get", gone)
+    answer = await one.post("/v1/completions", json={"model": "tenant", "prompt": "hi"})
+    assert (answer.status_code, str(tmp_path) in answer.text) == (503, False)
+    assert "the catalog cannot take up this adapter now" in answer.text
+
+
+async def test_a_rollback_knows_a_change_that_was_made_though_its_answer_was_lost(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = await fleet.start("one")
+    paths = [write_adapter(tmp_path / name, name) for name in ("ALPHA", "BETA", "GAMMA")]
+    bodies = [{"lora_name": "tenant", "lora_path": path, "load_inplace": True} for path in paths]
+    for body in bodies[:2]:
+        await one.post("/v1/load_lora_adapter", json=body)
+    store = type(fleet.names["one"].replica._store)  # type: ignore[attr-defined]
+    put = store.put
+
+    def put_and_go(self: object, record: Record, expected: int) -> object:
+        put(self, record, expected)
+        raise CatalogUnavailableError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "put", put_and_go)
+        answer = await one.post("/v1/load_lora_adapter", json=bodies[2])
+        assert answer.json()["error"]["type"] == "ChangeUnknownError"
+    await until(lambda: fleet.engines["one"].adapter("tenant").path == paths[2])
+    changes = (await one.get("/adapter_changes")).json()["data"]
+    (made, told) = (changes[0], changes[1])
+    assert (made["old_path"], made["new_path"], made["error"]) == (paths[1], paths[2], None)
+    assert told["error"] is not None
+    assert _version_before(changes, "tenant")["old_path"] == paths[1]
 
 
 async def test_without_a_catalog_a_resolver_loads_for_its_own_server(tmp_path: Path) -> None:

@@ -88,13 +88,16 @@ class CompressedPacking:
         rows, width = stored.shape
         if stored.is_floating_point() != (self.form == FLOAT):
             raise ValueError(f"weight is {stored.dtype}, which {self.form} has not")
+        zeros = parts.get("weight_zero_point")
+        if self.form == FLOAT and zeros is not None and bool(zeros.to(torch.float32).any()):
+            raise ValueError(f"weight_zero_point is not 0, which is not supported in {FLOAT}")
         scales = parts["weight_scale"].to(torch.float32)
         if self.block is not None:
             return stored.to(torch.float32) * of_blocks(scales, self.block, rows, width)
         scales = scales.reshape(-1, self._groups(width)).expand(rows, -1)
         if self.form == FLOAT:
             return stored.to(torch.float32) * _of_inputs(scales, width, self.group)
-        half, zeros = 2 ** (self.bits - 1), parts.get("weight_zero_point")
+        half = 2 ** (self.bits - 1)
         if zeros is not None:
             zeros = (zeros.to(torch.int16) + half).reshape(-1, self._groups(width)).expand(rows, -1)
         numbers = stored.to(torch.int16) + half

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lora_serve.engine.frontend.socket_directory import SocketDirectory
 
 KILLED = """
@@ -42,18 +44,6 @@ def test_what_a_killed_server_left_is_removed_by_the_next(short_path: Path) -> N
     directory.close()
 
 
-def test_one_that_was_killed_before_it_had_its_lock_is_removed_once_it_is_old(
-    short_path: Path,
-) -> None:
-    unready = short_path / ".lora-serve-sockets-x"
-    unready.mkdir()
-    SocketDirectory(short_path).close()
-    assert unready.is_dir()
-    age(unready)
-    SocketDirectory(short_path).close()
-    assert not unready.exists()
-
-
 def test_the_directory_of_a_living_server_stays_however_old_it_is(short_path: Path) -> None:
     living = SocketDirectory(short_path)
     age(living.path)
@@ -62,8 +52,10 @@ def test_the_directory_of_a_living_server_stays_however_old_it_is(short_path: Pa
     living.close()
 
 
-def test_one_that_was_just_made_stays_although_it_has_no_lock_yet(short_path: Path) -> None:
-    young = short_path / "lora-serve-sockets-young"
+@pytest.mark.parametrize("name", [".lora-serve-sockets-unready", "lora-serve-sockets-young"])
+def test_one_without_a_lock_is_removed_only_once_it_is_old(short_path: Path, name: str) -> None:
+    """It was just made, or its owner was killed before it had the lock."""
+    young = short_path / name
     young.mkdir()
     SocketDirectory(short_path).close()
     assert young.is_dir()

@@ -271,6 +271,12 @@ def test_weights_whose_parts_lack_or_do_not_fit_are_all_named(
             torch.ones(2, 64).char(),
             r"weight_zero_point has shape \(2, 64\), not \(64, 2\)",
         ),
+        (
+            compressed("float-quantized", 8, None),
+            "weight_zero_point",
+            torch.ones(64, 1).char(),
+            "weight_zero_point is not 0, which is not supported in float-quantized",
+        ),
         (inverse_fp8(), "weight_scale", torch.zeros(64, 1), "weight_scale has a scale of 0, by"),
     ],
 )
