@@ -29,6 +29,8 @@ class EngineCalls:
             yield call_id, reply
         finally:
             del self._replies[call_id]
+            if reply.done() and not reply.cancelled():
+                reply.exception()  # taken note of, also where the call itself could not be sent
 
     def take_in(self, reply: CallReply) -> None:
         """Give a reply to its caller, who may just have given up."""

@@ -88,9 +88,17 @@ class EngineClient:
         return ready
 
     async def send(self, message: EngineMessage) -> None:
+        """Raises EngineDeadError once the process is gone, also while this waits for it."""
         if not self.is_alive:
             raise EngineDeadError(self._story())
-        await self._messages.send(self._encoder.encode(message), copy=False)
+        try:
+            await self._messages.send(self._encoder.encode(message), copy=False)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # A message that nobody takes is cancelled when its socket is closed.
+            raise EngineDeadError(self._story()) from None
 
     async def receive(self) -> EngineReply:
         """The next reply. Raises EngineDeadError once the process is gone."""
@@ -118,7 +126,9 @@ class EngineClient:
     async def close(self) -> None:
         """Ask the process to end, wait a little, end it otherwise."""
         if self._is_ready and self.is_alive:  # before, it would not be listening yet
-            await self.send(Shutdown())
+            with suppress(TimeoutError):  # it has just died, and takes no message
+                async with asyncio.timeout(SHUTDOWN_SECONDS):
+                    await self.send(Shutdown())
             await asyncio.to_thread(self._process.join, SHUTDOWN_SECONDS)
         await self.kill()
         self._process.close()

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from lora_serve.config import EngineConfig, ModelConfig
+from lora_serve.engine.frontend import client as client_module
 from lora_serve.engine.frontend import engine_process as process_module
 from lora_serve.engine.frontend.client import EngineClient, likely_cause
 from lora_serve.engine.settings import engine_config
 from lora_serve.errors import EngineDeadError, LoraServeError
+from lora_serve.messages import Shutdown
 
 
 async def test_a_closed_client_leaves_no_descriptor_open(tmp_path: Path) -> None:
@@ -38,6 +43,43 @@ async def test_a_closed_client_still_tells_how_its_process_ended(tmp_path: Path)
     assert not client.is_alive
     with pytest.raises(EngineDeadError, match="engine process"):
         await client.send(None)  # type: ignore[arg-type]
+
+
+async def sending_client() -> tuple[EngineClient, asyncio.Task[None]]:
+    """A client with a message that nobody takes, as its process has just been killed."""
+    client = EngineClient(process=Mock(pid=1, exit_code=-signal.SIGKILL))
+    sending = asyncio.create_task(client.send(Shutdown()))
+    await asyncio.sleep(0)
+    assert not sending.done()
+    client._died.set()
+    return client, sending
+
+
+async def test_who_sends_to_a_process_that_has_just_died_is_told_so() -> None:
+    client, sending = await sending_client()
+    await client.close()
+    with pytest.raises(EngineDeadError, match="signal 9"):
+        await sending
+
+
+async def test_a_client_is_closed_whose_process_has_died_unnoticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "SHUTDOWN_SECONDS", 0.01)
+    with socket.socket() as sentinel:
+        client = EngineClient(process=Mock(pid=1, sentinel=sentinel.fileno()))
+        client._is_ready = True
+        assert client.is_alive
+        await client.close()
+    assert not client.is_alive
+
+
+async def test_who_gives_up_sending_is_not_told_that_the_process_has_died() -> None:
+    client, sending = await sending_client()
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    await client.close()
 
 
 async def test_a_client_whose_process_never_was_can_be_killed_and_closed() -> None:
