@@ -119,13 +119,16 @@ class DiskScan:
             self._guarded(self._index.sort)
         finally:
             self._is_complete.set()  # saves and drops wait for it, whatever has failed
-        while not self._is_closed:
+        took = 0.0
+        while True:
+            self._wake.wait(max(self._poll_seconds, POLL_SHARE * took))
+            self._wake.clear()
+            if self._is_closed:
+                return
             start = time.monotonic()
             self._guarded(self._poll)
             self._guarded(self._directory.empty_trash)
             took = time.monotonic() - start
-            self._wake.wait(max(self._poll_seconds, POLL_SHARE * took))
-            self._wake.clear()
 
     def _guarded(self, act: Callable[[], object]) -> None:
         """Run one act; a file that cannot be read, or a bug, ends the act and not the thread."""
