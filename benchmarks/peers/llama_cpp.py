@@ -16,13 +16,21 @@ from benchmarks.peers.peer import MODEL_NAME, Deployment, Launch, Limits, versio
 VERSION = "0.3.36"
 BUILD = ("-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_BUILD_TESTS=OFF")
 QUANTIZATIONS = {"": "BF16", "int8": "Q8_0", "int4": "Q4_K_M"}
+# gcc 12 takes _tile_loadconfig to read 8 bytes and drops what is written behind them, so the first
+# product on AMX ends the server with SIGILL; a barrier before it keeps them.
+TILES = "ggml/src/ggml-cpu/amx/mmq.cpp"
+LOADS_TILES = "    _tile_loadconfig(&tc);\n"
+BARRIER = '    __asm__ volatile("" : : "r"(&tc) : "memory");\n'
 CONVERT = "benchmarks.peers.servers.convert_to_gguf"
 
 
 class LlamaCpp:
     name = "llama.cpp"
-    recipe = f"llama-cpp-python {VERSION}"
-    notes = f"as llama-cpp-python {VERSION} carries it; requests of one adapter share a batch"
+    recipe = f"llama-cpp-python {VERSION} with a barrier"
+    notes = (
+        f"as llama-cpp-python {VERSION} carries it, with a barrier that its AMX kernels need; "
+        "requests of one adapter share a batch"
+    )
     limits = Limits(many_adapters="every adapter must be converted, and named at launch")
 
     def install(self, environment: Environment) -> None:
@@ -36,6 +44,7 @@ class LlamaCpp:
         with tarfile.open(archive) as tar:
             tar.extractall(environment.root, filter="data")
         source = _source(environment)
+        _keep_tile_configuration(source / TILES)
         needs = ("numpy", "sentencepiece", "transformers", "protobuf", str(source / "gguf-py"))
         environment.pip(*needs)
         cmake, build = environment.program("cmake"), str(environment.root / "build")
@@ -79,6 +88,12 @@ class LlamaCpp:
 def _source(environment: Environment) -> Path:
     (source,) = environment.root.glob("llama_cpp_python-*/vendor/llama.cpp")
     return source
+
+
+def _keep_tile_configuration(tiles: Path) -> None:
+    text = tiles.read_text()
+    assert text.count(LOADS_TILES) == 1, f"{tiles} loads tiles elsewhere"
+    tiles.write_text(text.replace(LOADS_TILES, BARRIER + LOADS_TILES))
 
 
 def _binary(environment: Environment, name: str) -> str:

@@ -3,7 +3,8 @@
 `python -m benchmarks.speed.tensor_parallel`, on a quiet machine of as many cores. Both execute the
 same steps in turns, so that a neighbour slows both or neither: prompts, decodes and loads of an
 adapter, at the shape of Qwen2.5-0.5B; `--reduce gather segments all-reduce` has each way of ranks
-take its turn. Memory is that of processes which have loaded one share.
+take its turn. `--bound` adds shares that are computed side by side and exchange nothing: what comes
+out is wrong, and no exchange can be faster. Memory is that of processes which have loaded a share.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from statistics import median
 
 from benchmarks.common.facts import write_facts
 from benchmarks.common.make_checkpoint import ensure_checkpoint
+from benchmarks.speed.shares_apart import SharesApart
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.config import (
     CacheConfig,
@@ -45,12 +47,13 @@ MOST_REQUESTS = 8
 BLOCKS_OF_REQUEST = PREFILL_TOKENS // BLOCK_SIZE + 1
 DRAWN = SamplingParams(temperature=0.8)  # screening of greedy tokens is a matter of its own
 RANK = 16
+NOTHING = "nothing is exchanged"
 _KIB = 1024
 
 
 @dataclass(frozen=True)
 class Row:
-    """Milliseconds, and how much of one rank's speed is kept. reduce: what the ranks had."""
+    """Milliseconds, and how much of one rank's speed is kept. reduce: how ranks exchange."""
 
     what: str
     reduce: str
@@ -75,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--reduce", nargs="+", default=[GATHER], help="ways that take turns")
+    parser.add_argument("--bound", action="store_true", help="also shares that exchange nothing")
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     parser.add_argument("--load-only", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -116,24 +120,33 @@ def _speed(model: Path, args: argparse.Namespace) -> list[Row]:
     """Steps of all in turns, one rank's first; the first of each is not counted."""
     executors = [make_executor(_config(model, args, 1))]
     executors += [make_executor(_config(model, args, args.ranks, way)) for way in args.reduce]
+    ways = [*args.reduce]
+    if args.bound:
+        executors.append(SharesApart(_config(model, args, args.ranks), args.ranks))
+        ways.append(NOTHING)
     infos = [executor.load() for executor in executors]
     adapter = largest_adapter(infos[0].lora_modules, RANK)
+
+    def loads(executor: Executor) -> None:
+        _load(executor, adapter)
+
     works: dict[str, Callable[[Executor], object]] = {
         f"prompt of {PREFILL_TOKENS} tokens": lambda e: _run(e, _prompt()),
         "decode of 1": lambda e: _run(e, _decode(1)),
         f"decode of {MOST_REQUESTS}": lambda e: _run(e, _decode(MOST_REQUESTS)),
-        f"load of an adapter of rank {RANK}": lambda e: _load(e, adapter),
+        f"load of an adapter of rank {RANK}": loads,
     }
     rows = []
     for what, work in works.items():
-        seconds: list[list[float]] = [[] for _ in executors]
+        takers = executors[: 1 + len(args.reduce)] if work is loads else executors
+        seconds: list[list[float]] = [[] for _ in takers]
         for _ in range(args.rounds + 1):
-            for executor, times in zip(executors, seconds, strict=True):
+            for executor, times in zip(takers, seconds, strict=True):
                 begin = time.perf_counter()
                 work(executor)
                 times.append(time.perf_counter() - begin)
         one, *others = (1e3 * median(times[1:]) for times in seconds)
-        for way, ranks in zip(args.reduce, others, strict=True):
+        for way, ranks in zip(ways, others, strict=False):
             rows.append(Row(what, way, one, ranks, one / ranks))
     for executor in executors:
         executor.close()
