@@ -40,6 +40,7 @@ class ModelShape:
     head_dim: int = 64
     vocab_size: int = 151_936
     max_position_embeddings: int = 32_768
+    tie_word_embeddings: bool = True
 
     @property
     def projections(self) -> dict[str, tuple[int, int]]:
@@ -70,6 +71,7 @@ class MixtureShape(ModelShape):
     head_dim: int = 128
     vocab_size: int = 50_304
     max_position_embeddings: int = 4096
+    tie_word_embeddings: bool = False
     num_experts: int = 64
     num_experts_per_tok: int = 8
 
@@ -146,7 +148,6 @@ def _config(shape: ModelShape) -> dict[str, object]:
         "rope_theta": 1_000_000.0,
         "initializer_range": 0.02,
         "attention_dropout": 0.0,
-        "tie_word_embeddings": True,
         "use_cache": True,
         "use_sliding_window": False,
         "torch_dtype": "bfloat16",
@@ -179,6 +180,8 @@ def _weights(shape: ModelShape) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{prefix}.input_layernorm.weight", ones()
         yield f"{prefix}.post_attention_layernorm.weight", ones()
     yield "model.norm.weight", ones()
+    if not shape.tie_word_embeddings:
+        yield "lm_head.weight", normal(shape.vocab_size, shape.hidden_size)
 
 
 def _write_adapter(path: Path, number: int, adapter: AdapterShape, shape: ModelShape) -> None:

@@ -6,16 +6,16 @@ and the time is what ranks take at least, however fast they exchange.
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection
 
 import torch
 from torch import Tensor
 
-from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.config import EngineConfig
-from lora_serve.model_info import ModelInfo
-from lora_serve.step import ModelRunnerOutput, SchedulerOutput
+from lora_serve.step import SchedulerOutput
 from lora_serve.worker.worker import Worker
 
 _FEW = 64  # numbers: what ranks agree on while they load
@@ -58,54 +58,53 @@ class NoExchange:
 
 
 class SharesApart:
-    """An `Executor` whose workers each have a rank's share, and a thread of this process."""
+    """Processes that each compute a rank's share of every step. Knows no adapters."""
 
     def __init__(self, config: EngineConfig, num_ranks: int) -> None:
-        self._workers = [
-            Worker(
-                config.model,
-                config.cache,
-                config.lora,
-                max_num_seqs=config.scheduler.max_num_seqs,
-                max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-                group=NoExchange(rank, num_ranks),
-            )
-            for rank in range(num_ranks)
+        context = multiprocessing.get_context("spawn")
+        pipes = [context.Pipe() for _ in range(num_ranks)]
+        self._links = [mine for mine, _ in pipes]
+        self._processes = [
+            context.Process(target=_compute, args=(its, config, rank, num_ranks), daemon=True)
+            for rank, (_, its) in enumerate(pipes)
         ]
-        self._threads = [ThreadPoolExecutor(1) for _ in self._workers]
+        for process in self._processes:
+            process.start()
 
-    def load(self) -> ModelInfo:
-        """Load all shares."""
-        loading = [
-            thread.submit(worker.load)
-            for thread, worker in zip(self._threads, self._workers, strict=True)
-        ]
-        first, *_ = [each.result() for each in loading]
-        return first
+    def load(self) -> None:
+        """Wait until all shares are loaded."""
+        self._wait()
 
-    def prepare_adapter(self, checkpoint: AdapterCheckpoint) -> None:
-        """Refuse: loading an adapter exchanges no rows."""
-        raise NotImplementedError
-
-    def submit(self, step: SchedulerOutput) -> None:
-        """Execute the step on all shares."""
-        self._running = [
-            thread.submit(_execute, worker, step)
-            for thread, worker in zip(self._threads, self._workers, strict=True)
-        ]
-
-    def collect(self) -> ModelRunnerOutput:
-        """Wait for all shares; returns what the first one takes for the output."""
-        first, *_ = [each.result() for each in self._running]
-        return first
+    def run(self, step: SchedulerOutput) -> None:
+        """Execute the step on all shares, and wait for the slowest."""
+        for link in self._links:
+            link.send(step)
+        self._wait()
 
     def close(self) -> None:
-        """End the threads."""
-        for thread, worker in zip(self._threads, self._workers, strict=True):
-            worker.close()
-            thread.shutdown()
+        """End the processes."""
+        for link, process in zip(self._links, self._processes, strict=True):
+            link.close()
+            process.join()
+
+    def _wait(self) -> None:
+        for link in self._links:
+            link.recv()
 
 
-def _execute(worker: Worker, step: SchedulerOutput) -> ModelRunnerOutput:
-    worker.submit(step)
-    return worker.collect()
+def _compute(link: Connection, config: EngineConfig, rank: int, num_ranks: int) -> None:
+    """Load a share and execute each step that comes, until the other end is closed."""
+    worker = Worker(
+        config.model,
+        config.cache,
+        config.lora,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        group=NoExchange(rank, num_ranks),
+    )
+    worker.load()
+    with suppress(EOFError):
+        while True:
+            link.send(None)
+            worker.submit(link.recv())
+            worker.collect()

@@ -16,8 +16,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -48,6 +49,7 @@ BLOCKS_OF_REQUEST = PREFILL_TOKENS // BLOCK_SIZE + 1
 DRAWN = SamplingParams(temperature=0.8)  # screening of greedy tokens is a matter of its own
 RANK = 16
 NOTHING = "nothing is exchanged"
+ONE = "one rank"
 _KIB = 1024
 
 
@@ -118,43 +120,48 @@ def _config(model: Path, args: argparse.Namespace, size: int, reduce: str = GATH
 
 def _speed(model: Path, args: argparse.Namespace) -> list[Row]:
     """Steps of all in turns, one rank's first; the first of each is not counted."""
-    executors = [make_executor(_config(model, args, 1))]
-    executors += [make_executor(_config(model, args, args.ranks, way)) for way in args.reduce]
-    ways = [*args.reduce]
-    if args.bound:
-        executors.append(SharesApart(_config(model, args, args.ranks), args.ranks))
-        ways.append(NOTHING)
-    infos = [executor.load() for executor in executors]
-    adapter = largest_adapter(infos[0].lora_modules, RANK)
-
-    def loads(executor: Executor) -> None:
-        _load(executor, adapter)
-
-    works: dict[str, Callable[[Executor], object]] = {
-        f"prompt of {PREFILL_TOKENS} tokens": lambda e: _run(e, _prompt()),
-        "decode of 1": lambda e: _run(e, _decode(1)),
-        f"decode of {MOST_REQUESTS}": lambda e: _run(e, _decode(MOST_REQUESTS)),
-        f"load of an adapter of rank {RANK}": loads,
+    executors = {ONE: make_executor(_config(model, args, 1))}
+    for way in args.reduce:
+        executors[way] = make_executor(_config(model, args, args.ranks, way))
+    info, *_ = [executor.load() for executor in executors.values()]
+    apart = SharesApart(_config(model, args, args.ranks), args.ranks) if args.bound else None
+    if apart is not None:
+        apart.load()
+    steps = {
+        f"prompt of {PREFILL_TOKENS} tokens": _prompt(),
+        "decode of 1": _decode(1),
+        f"decode of {MOST_REQUESTS}": _decode(MOST_REQUESTS),
     }
     rows = []
-    for what, work in works.items():
-        takers = executors[: 1 + len(args.reduce)] if work is loads else executors
-        seconds: list[list[float]] = [[] for _ in takers]
-        for _ in range(args.rounds + 1):
-            for executor, times in zip(takers, seconds, strict=True):
-                begin = time.perf_counter()
-                work(executor)
-                times.append(time.perf_counter() - begin)
-        one, *others = (1e3 * median(times[1:]) for times in seconds)
-        for way, ranks in zip(ways, others, strict=False):
-            rows.append(Row(what, way, one, ranks, one / ranks))
-    for executor in executors:
-        executor.close()
+    for what, requests in steps.items():
+        step = SchedulerOutput(0, requests)
+        works = {way: partial(_run, executor, step) for way, executor in executors.items()}
+        if apart is not None:
+            works[NOTHING] = partial(apart.run, step)
+        rows += _turns(what, works, args.rounds)
+    adapter = largest_adapter(info.lora_modules, RANK)
+    loads = {way: partial(_load, executor, adapter) for way, executor in executors.items()}
+    rows += _turns(f"load of an adapter of rank {RANK}", loads, args.rounds)
+    for each in (*executors.values(), apart):
+        if each is not None:
+            each.close()
     return rows
 
 
-def _run(executor: Executor, requests: tuple[ScheduledRequest, ...]) -> None:
-    executor.submit(SchedulerOutput(0, requests))
+def _turns(what: str, works: Mapping[str, Callable[[], object]], rounds: int) -> list[Row]:
+    seconds: dict[str, list[float]] = {way: [] for way in works}
+    for _ in range(rounds + 1):
+        for way, work in works.items():
+            begin = time.perf_counter()
+            work()
+            seconds[way].append(time.perf_counter() - begin)
+    taken = {way: 1e3 * median(times[1:]) for way, times in seconds.items()}
+    one = taken.pop(ONE)
+    return [Row(what, way, one, ranks, one / ranks) for way, ranks in taken.items()]
+
+
+def _run(executor: Executor, step: SchedulerOutput) -> None:
+    executor.submit(step)
     executor.collect()
 
 
