@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from lora_serve.errors import ConfigError
 from lora_serve.gguf.header import Value, read_header
@@ -209,10 +209,9 @@ class GgufVocabulary:
         values = self._get(name, [])
         if not isinstance(values, list):
             raise self._refused(f"{_PREFIX}.{name} is no list")
-        items = [each for each in values if isinstance(each, kind)]
-        if len(items) != len(values):
+        if not set(map(type, values)) <= {kind}:
             raise self._refused(f"{_PREFIX}.{name} is no list of {kind.__name__}")
-        return items
+        return cast("list[_Item]", values)
 
     def _refused(self, reason: str) -> ConfigError:
         return ConfigError(
