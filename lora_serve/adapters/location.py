@@ -1,8 +1,8 @@
-"""Where an adapter's files lie: a directory, or a repository of the Hugging Face Hub.
+"""Where an adapter's files lie: a directory, a repository of the Hugging Face Hub, or a bucket.
 
-With allowed roots nothing is downloaded, and a path that leads out of them is refused at once. That
-files are opened below them alone, whatever is swapped meanwhile, is directory.py's to see to. Knows
-nothing of what is in the files.
+With allowed roots nothing is downloaded from the hub, and a path that leads out of them is refused
+at once. That files are opened below them alone, whatever is swapped meanwhile, is directory.py's to
+see to; remote.py fetches from buckets. Knows nothing of what is in the files.
 """
 
 from __future__ import annotations

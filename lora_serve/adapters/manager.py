@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.lanes import LoadJob
 from lora_serve.adapters.loader import Loader, LoadResult
-from lora_serve.adapters.registry import AdapterRegistry
+from lora_serve.adapters.registry import AdapterRegistry, adapter_info
 from lora_serve.adapters.residency import AdapterResidency, Claim
 from lora_serve.config import LoRAConfig
 from lora_serve.errors import (
@@ -79,16 +79,26 @@ class AdapterManager:
         self._loader.submit(LoadJob(call.lora_path, call=call))
 
     def publish(
-        self, name: str, checkpoint: AdapterCheckpoint, *, load_inplace: bool, pinned: bool = False
+        self,
+        name: str,
+        checkpoint: AdapterCheckpoint,
+        *,
+        load_inplace: bool,
+        pinned: bool = False,
+        generation: int = 0,
     ) -> AdapterRef:
         """Make `name` stand for a checkpoint that the workers have prepared.
+
+        generation: the least that its version may have.
 
         Raises:
             AdapterExistsError: the name is taken and `load_inplace` is not set.
         """
         before = self._registry.get(name)
         try:
-            ref = self._registry.publish(name, checkpoint, load_inplace=load_inplace, pinned=pinned)
+            ref = self._registry.publish(
+                name, checkpoint, load_inplace=load_inplace, pinned=pinned, generation=generation
+            )
         except AdapterExistsError:
             self._add_prepared(checkpoint.digest)
             raise
@@ -234,12 +244,12 @@ class AdapterManager:
         if call.is_examined:
             return _examined(call, result.outcome)
         try:
-            self._registry.raise_generation(call.lora_name, call.generation)
             ref = self.publish(
                 call.lora_name,
                 result.outcome,
                 load_inplace=call.load_inplace,
                 pinned=call.pinned,
+                generation=call.generation,
             )
         except LoraServeError as error:
             return without_frames(error)
@@ -283,19 +293,8 @@ class AdapterManager:
 
 def _examined(call: LoadAdapter, checkpoint: AdapterCheckpoint) -> AdapterInfo:
     """What the name would stand for, had it been loaded."""
-    return AdapterInfo(
-        name=call.lora_name,
-        path=checkpoint.path,
-        digest=checkpoint.digest.hex(),
-        generation=call.generation,
-        rank=checkpoint.rank,
-        num_bytes=checkpoint.num_bytes,
-        residency="evicted",
-        pinned=call.pinned,
-        num_leases=0,
-        created=0.0,
-        base_model=checkpoint.base_model,
-    )
+    ref = AdapterRef(call.lora_name, checkpoint.digest, call.generation)
+    return adapter_info(ref, checkpoint, pinned=call.pinned)
 
 
 def _reload_error(ref: AdapterRef, result: LoadResult) -> LoraServeError | None:

@@ -2,7 +2,7 @@
 
 A version lives while it is current or leased; a request that leases one keeps it to its end,
 whatever happens to the name. Holds no tensor and knows nothing of memory. One thread, no locks;
-every operation but `infos` takes the same time however many adapters there are.
+every operation but `paths` takes the same time however many adapters there are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ class DigestUse:
     """How the living versions use the bytes of one digest."""
 
     num_versions: int = 0
-    num_current: int = 0
     num_pinned: int = 0
     num_leases: int = 0
     num_superseded_leases: int = 0
@@ -37,6 +36,31 @@ class _Version:
     pinned: bool = False  # only while it is current
 
 
+def adapter_info(
+    ref: AdapterRef,
+    facts: AdapterCheckpoint,
+    *,
+    is_resident: bool = False,
+    pinned: bool = False,
+    num_leases: int = 0,
+    created: float = 0.0,
+) -> AdapterInfo:
+    return AdapterInfo(
+        name=ref.name,
+        path=facts.path,
+        digest=ref.digest.hex(),
+        generation=ref.generation,
+        rank=facts.rank,
+        num_bytes=facts.num_bytes,
+        residency="resident" if is_resident else "evicted",
+        pinned=pinned,
+        num_leases=num_leases,
+        created=created,
+        base_model=facts.base_model,
+        invocation_tokens=facts.invocation_tokens,
+    )
+
+
 class AdapterRegistry:
     """Names, their versions, and the leases on the versions."""
 
@@ -45,7 +69,7 @@ class AdapterRegistry:
         self._current: dict[str, AdapterRef] = {}
         self._versions: dict[AdapterRef, _Version] = {}
         self._uses: dict[bytes, DigestUse] = {}
-        self._generations: dict[str, int] = {}  # only names that were ever invalidated
+        self._generations: dict[str, int] = {}  # of names whose KV was ever forgotten
         self.watchers: list[Callable[[str, AdapterRef | None], None]] = []  # told name, version
 
     # ── names ───────────────────────────────────────────────────────────────────────────────
@@ -59,17 +83,25 @@ class AdapterRegistry:
             )
 
     def publish(
-        self, name: str, checkpoint: AdapterCheckpoint, *, load_inplace: bool, pinned: bool = False
+        self,
+        name: str,
+        checkpoint: AdapterCheckpoint,
+        *,
+        load_inplace: bool,
+        pinned: bool = False,
+        generation: int = 0,
     ) -> AdapterRef:
         """Make `name` stand for these bytes, from the next `acquire` on.
 
         Bytes that a living version of this name has already are that version again, with its
-        leases; path and pin are those of this call.
+        leases; path and pin are those of this call. generation: the least it may have.
 
         Raises:
             AdapterExistsError: the name is taken and `load_inplace` is not set.
         """
         self.check_name_free(name, load_inplace)
+        if generation:
+            self.raise_generation(name, generation)
         return self._publish(
             name, replace(checkpoint, modules=(), token_rows=(), biases=()), pinned
         )
@@ -86,7 +118,7 @@ class AdapterRegistry:
         return ref
 
     def invalidate(self, name: str, generation: int = 0) -> tuple[AdapterRef, AdapterRef]:
-        """Give `name` a new generation of the same bytes, `generation` or the next if that is more.
+        """Give `name` a new generation of the same bytes, `generation` or a later one.
 
         Returns the old and the new version.
 
@@ -95,7 +127,7 @@ class AdapterRegistry:
         """
         old = self._current_ref(name)
         version = self._versions[old]
-        self._generations[name] = max(old.generation + 1, generation)
+        self.raise_generation(name, max(old.generation + 1, generation))
         return old, self._publish(name, version.facts, version.pinned)
 
     def restore(self, info: AdapterInfo) -> AdapterRef:
@@ -166,19 +198,13 @@ class AdapterRegistry:
     def info(self, ref: AdapterRef, *, is_resident: bool) -> AdapterInfo:
         """Describe a version that is current or leased."""
         version = self._versions[ref]
-        return AdapterInfo(
-            name=ref.name,
-            path=version.facts.path,
-            digest=ref.digest.hex(),
-            generation=ref.generation,
-            rank=version.facts.rank,
-            num_bytes=version.facts.num_bytes,
-            residency="resident" if is_resident else "evicted",
+        return adapter_info(
+            ref,
+            version.facts,
+            is_resident=is_resident,
             pinned=version.pinned,
             num_leases=version.num_leases,
             created=version.created,
-            base_model=version.facts.base_model,
-            invocation_tokens=version.facts.invocation_tokens,
         )
 
     @property
@@ -227,13 +253,11 @@ class AdapterRegistry:
             version = self._versions[ref] = _Version(facts, self._clock())
             use.num_versions += 1
         version.is_current = True
-        use.num_current += 1
         use.num_superseded_leases -= version.num_leases
 
     def _retire(self, ref: AdapterRef) -> None:
         """Note that its name no longer stands for this version."""
         version, use = self._versions[ref], self._uses[ref.digest]
-        use.num_current -= 1
         use.num_pinned -= version.pinned
         use.num_superseded_leases += version.num_leases
         version.is_current = version.pinned = False
@@ -267,7 +291,6 @@ class AdapterRegistry:
             assert ref.generation <= self._generations.get(ref.name, 0), f"{ref.name} is ahead"
             use = uses.setdefault(ref.digest, DigestUse())
             use.num_versions += 1
-            use.num_current += version.is_current
             use.num_pinned += version.pinned
             use.num_leases += version.num_leases
             use.num_superseded_leases += 0 if version.is_current else version.num_leases

@@ -61,7 +61,8 @@ class LoRAConfig:
         "Largest adapter that is downloaded.", 2 * 2**30, quantity="bytes"
     )
     lora_hub_cache_bytes: int = setting(
-        "Most disk space for adapters in the hub's cache; beyond it, none is downloaded.",
+        "Most disk space for adapters in the hub's cache, and as much for those of S3; beyond it, "
+        "none is downloaded.",
         64 * 2**30,
         quantity="bytes",
     )

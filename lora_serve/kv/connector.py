@@ -6,7 +6,7 @@ it unread: from the store into a step's loads, from its saves into the store.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -100,7 +100,11 @@ class KVConnector(Generic[R]):
         return None
 
     def end_handover(self, request_id: str) -> None:
-        """Nobody waits for that any more."""
+        """It is waited for no longer."""
+
+    def handed_over(self) -> Collection[str]:
+        """The requests whose handover has begun and not ended."""
+        return ()
 
     def forget(self, request: R) -> None:
         """A request no longer waits for what was fetched for it."""

@@ -7,7 +7,7 @@ found lie in a tier that other servers look into. How long that is waited for is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from lora_serve.identity import BlockHash
@@ -78,8 +78,11 @@ class Handovers:
         self._take_in()
         return self._handovers.get(request_id)
 
+    def request_ids(self) -> Collection[str]:
+        return self._handovers.keys()
+
     def end(self, request_id: str) -> None:
-        """Nobody waits for it any more."""
+        """Wait for it no longer."""
         handover = self._handovers.pop(request_id, None)
         for block_hash in () if handover is None else handover.missing:
             self._forget(block_hash, request_id)

@@ -8,7 +8,7 @@ all of them, and fills those that the request it was fetched for holds.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -208,6 +208,9 @@ class TieredConnector(KVConnector[R]):
 
     def end_handover(self, request_id: str) -> None:
         self._handovers.end(request_id)
+
+    def handed_over(self) -> Collection[str]:
+        return self._handovers.request_ids()
 
     def _to_hand_over(self, request: R, end: int) -> range:
         """The blocks before `end` that the tiers were not offered yet, whatever the policy says."""

@@ -188,9 +188,9 @@ def test_generations_survive_reloads_and_never_go_down(registry: AdapterRegistry
 def test_the_last_load_decides_the_pin(registry: AdapterRegistry) -> None:
     ref = publish(registry, "n", A, pinned=True)
     assert info(registry, ref).pinned
-    assert registry.use_of(A.digest) == DigestUse(num_versions=1, num_current=1, num_pinned=1)
+    assert registry.use_of(A.digest) == DigestUse(num_versions=1, num_pinned=1)
     publish(registry, "n", A, pinned=False)
-    assert registry.use_of(A.digest) == DigestUse(num_versions=1, num_current=1)
+    assert registry.use_of(A.digest) == DigestUse(num_versions=1)
 
 
 def test_names_may_share_bytes(registry: AdapterRegistry) -> None:
@@ -199,7 +199,7 @@ def test_names_may_share_bytes(registry: AdapterRegistry) -> None:
     registry.acquire("one")
     registry.unload("one")
     assert registry.use_of(A.digest) == DigestUse(
-        num_versions=2, num_current=1, num_leases=1, num_superseded_leases=1
+        num_versions=2, num_leases=1, num_superseded_leases=1
     )
 
 
@@ -269,3 +269,14 @@ def seconds_for_a_thousand_rounds(num_adapters: int) -> float:
 
 def test_an_operation_takes_no_longer_among_ten_thousand_adapters() -> None:
     assert seconds_for_a_thousand_rounds(10_000) < 10 * seconds_for_a_thousand_rounds(1) + 0.01
+
+
+def test_a_load_that_is_refused_raises_no_generation_and_none_is_lowered(
+    registry: AdapterRegistry,
+) -> None:
+    registry.publish("a", checkpoint_of("one"), load_inplace=False)
+    with pytest.raises(AdapterExistsError):
+        registry.publish("a", checkpoint_of("two"), load_inplace=False, generation=5)
+    assert registry.invalidate("a")[1].generation == 1
+    registry.raise_generation("a", 7)
+    assert registry.invalidate("a")[1].generation == 7

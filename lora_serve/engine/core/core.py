@@ -355,13 +355,19 @@ class EngineCore:
         has_begun = bool(progress.new_token_ids) and not request.first_token_time
         if has_begun:
             request.first_token_time = now
-        if request.do_remote_decode and progress.finish_reason is not None:
-            self._held.hold(progress_output(progress))
-        elif progress.new_token_ids or progress.prompt_logprobs or progress.finish_reason:
-            self._outbox.output(progress_output(progress))
         if progress.finish_reason is not None:
-            self._end(request, progress.finish_reason)
+            self._finish(request, progress, progress.finish_reason)
+        elif progress.new_token_ids or progress.prompt_logprobs:
+            self._outbox.output(progress_output(progress))
         return has_begun
+
+    def _finish(self, request: Request, progress: RequestProgress, finish_reason: str) -> None:
+        """Send a complete answer's last output, once others find its prompt's KV if they are to."""
+        if request.do_remote_decode:
+            self._held.hold(progress_output(progress))
+        else:
+            self._outbox.output(progress_output(progress))
+        self._end(request, finish_reason)
 
     def _take_in_loads(self) -> None:
         events = self.adapters.take_events()
@@ -388,8 +394,7 @@ class EngineCore:
         for request, error in self._grammars.take_in():
             self.scheduler.abort(request.request_id)
             if error is None:  # the answer is complete: its grammar lets nothing follow
-                self._outbox.output(progress_output(RequestProgress(request, finish_reason="stop")))
-                self._end(request, "stop")
+                self._finish(request, RequestProgress(request, finish_reason="stop"), "stop")
             else:
                 self._outbox.output(EngineOutput(request.request_id, error=error_info(error)))
                 self._end(request, "error")
@@ -398,7 +403,7 @@ class EngineCore:
         """Settle what outlives a request: its adapter's lease, and its story for the metrics."""
         if request.namespace.adapter is not BASE_MODEL:
             self.adapters.release(request.namespace.adapter)
-        if request.do_remote_decode and finish_reason not in ("stop", "length"):
+        if request.do_remote_decode and not self._held.holds(request.request_id):
             self._connector.end_handover(request.request_id)
         self._grammars.close(request.request_id)
         self._outbox.finished(request_times(request, finish_reason, self._clock()))
@@ -418,3 +423,7 @@ class EngineCore:
         """Assert what must hold between steps; `--validate` calls it after each."""
         self.scheduler.check_invariants()
         self.adapters.check_invariants()
+        for request_id in self._connector.handed_over():
+            is_running = self.scheduler.get(request_id) is not None
+            is_awaited = is_running or self._held.holds(request_id)
+            assert is_awaited, f"{request_id} has ended, and its handover has not"

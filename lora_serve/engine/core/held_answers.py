@@ -41,6 +41,9 @@ class HeldAnswers:
         """Those that wait."""
         return [output for output, _ in self._held.values()]
 
+    def holds(self, request_id: str) -> bool:
+        return request_id in self._held
+
     def hold(self, output: EngineOutput) -> None:
         self._held[output.request_id] = output, self._clock() + self._seconds
 

@@ -159,6 +159,7 @@ class OracleEngine:
         self.outputs: dict[str, list[EngineOutput]] = {}
         self.calls: dict[int, CallReply] = {}
         self._num_calls = 0
+        self._handed_over: set[str] = set()  # requests whose answers tell how much KV is stored
 
     def _config(self) -> EngineConfig:
         return EngineConfig(
@@ -255,6 +256,8 @@ class OracleEngine:
             pooling=pooling,
             do_remote_decode=do_remote_decode,
         )
+        if do_remote_decode:
+            self._handed_over.add(request_id)
         digests = embeds_digests(request.prompt, BLOCK_SIZE)
         self.handle(EngineRequest(request, (EOS,), digests, rules=rules))
 
@@ -312,11 +315,17 @@ class OracleEngine:
         for reply in self.core.take_replies():
             if isinstance(reply, StepOutputs):
                 for output in reply.outputs:
+                    self._check_handover(output)
                     self.outputs.setdefault(output.request_id, []).append(output)
                     if self.drafts is not None:
                         self.drafts.answered(output)
             elif isinstance(reply, CallReply):
                 self.calls[reply.call_id] = reply
+
+    def _check_handover(self, output: EngineOutput) -> None:
+        is_whole = output.finish_reason in ("stop", "length")
+        tells = output.num_stored_tokens is not None
+        assert tells == (is_whole and output.request_id in self._handed_over), output
 
 
 def prompt_of(token_ids: Sequence[int], rows: Sequence[bytes] = ()) -> Prompt:

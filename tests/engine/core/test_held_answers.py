@@ -10,11 +10,13 @@ import pytest
 from lora_serve.config import KVTierConfig
 from lora_serve.engine.core.held_answers import HeldAnswers
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
+from lora_serve.fuzz.oracle.grammars import toy_constraint
 from lora_serve.fuzz.oracle.lone_answers import lone_answer
 from lora_serve.fuzz.oracle.tier_store import OracleTierStore
 from lora_serve.kv.connector import KVConnector
 from lora_serve.kv_tiers.base import TierNamespace
 from lora_serve.messages import AbortRequests, EngineOutput
+from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.request import Request
 
 PROMPT = list(range(8, 8 + 4 * BLOCK_SIZE + 1))
@@ -119,3 +121,19 @@ def test_without_tiers_nothing_is_waited_for() -> None:
     held.hold(EngineOutput("a", finish_reason="length"))
     (output,) = held.take_ended()
     assert (output.request_id, output.num_stored_tokens) == ("a", 0)
+
+
+def test_an_answer_that_its_grammar_ends_waits_too_and_leaves_no_handover() -> None:
+    store = LateStore()
+    engine = engine_over(store)
+    params = SamplingParams(max_tokens=9, seed=1, structured_outputs=toy_constraint(1, 3))
+    engine.add("a", PROMPT, params=params, do_remote_decode=True)
+    for _ in range(30):
+        engine.step()
+    assert engine.outputs["a"][-1].finish_reason is None
+    store.say()
+    engine.run()
+    assert (engine.last("a").finish_reason, engine.last("a").num_stored_tokens) == (
+        "stop",
+        4 * BLOCK_SIZE,
+    )
