@@ -1,4 +1,4 @@
-"""What is read at a time, and until when: lanes of tasks. Knows nothing of threads or files."""
+"""Lanes of tasks: what is read at a time, and until when. Starts no thread, and reads no file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class LoadJob:
     ref: AdapterRef | None = None
 
     def needs_weights(self, checkpoint: AdapterCheckpoint) -> bool:
-        """Whether workers are to prepare what was read: not other bytes, nor for a look alone."""
+        """Whether workers are to prepare what was read.
+
+        Not for a call that only looks at an adapter, nor bytes that are not those of `ref`.
+        """
         if self.call is not None:
             return not self.call.is_examined
         return self.ref is not None and self.ref.digest == checkpoint.digest
@@ -36,7 +39,8 @@ class ReadTask:
     """A job on its way; it is in one lane at a time.
 
     place: what is read, or downloaded, next. end_lock: who takes it decides what becomes of the
-    read: the thread that has read all, or the engine, which gives it up. is_slow: told to be so.
+    read: the thread that has read all, or the engine, which gives it up. is_slow: `take_slow` has
+    told so.
     """
 
     job: LoadJob

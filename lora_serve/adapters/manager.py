@@ -62,7 +62,7 @@ class AdapterManager:
     def watch_names(self, changed: Callable[[str, AdapterRef | None], None]) -> None:
         """Tell `changed` which version a name stands for, None if it was unloaded, at each change.
 
-        Nobody else is told earlier, but for those who asked earlier.
+        Watchers are told in the order in which they came.
         """
         self._registry.watchers.append(changed)
 

@@ -30,7 +30,7 @@ CHUNK_BYTES = 2**22
 SUMS_NAME = "fetched.json"  # the SHA-256 of each file of a copy
 READ_NAME = "read_digest.txt"  # the digest of the adapter that a copy held when it was last read
 _UNFINISHED = "fetching-"
-_UNFINISHED_SECONDS = 24 * 60 * 60.0  # after which nobody fetches into it any more
+_UNFINISHED_SECONDS = 24 * 60 * 60.0  # after which no server fetches into it any more
 
 
 def download(adapter: RemoteAdapter, config: LoRAConfig) -> str:
@@ -232,7 +232,7 @@ def _fetch(store: Any, key: str, found: Mapping[str, Mapping[str, Any]], directo
 
 
 def _remove_at_once(directory: Path) -> None:
-    """Remove a copy, so that nobody finds a part of it."""
+    """Remove a copy, so that no reader finds a part of it."""
     with (
         tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=directory.parent) as away,
         suppress(FileNotFoundError),

@@ -42,12 +42,7 @@ class Fetch(Generic[Who]):
         if start < 0:
             return ()
         wanted = chain[first_block : self.first_block + len(self.blocks)]
-        num_equal = 0
-        for ours, theirs in zip(self.hashes[start:], wanted, strict=False):
-            if ours != theirs:
-                break
-            num_equal += 1
-        return self.blocks[start : start + num_equal]
+        return self.blocks[start : start + _num_shared(self.hashes[start:], wanted)]
 
     def tiers_of(self, num_blocks: int) -> dict[str, int]:
         """Where num_blocks of the blocks in hand came from; in the order of the tiers."""
@@ -55,6 +50,12 @@ class Fetch(Generic[Who]):
         for tier, count in self.num_blocks_by_tier.items():
             taken[tier] = min(count, num_blocks - sum(taken.values()))
         return taken
+
+
+def _num_shared(ours: Sequence[BlockHash], theirs: Sequence[BlockHash]) -> int:
+    """How many blocks two chains begin with in common."""
+    pairs = zip(ours, theirs, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
 
 
 def _failure(result: FetchResult) -> Cause | None:
@@ -97,12 +98,7 @@ class Fetches(Generic[Who]):
         fetch = self._by_next.get(chain[first_block])
         if fetch is None:
             return False
-        shared = 0
-        for ours, theirs in zip(fetch.hashes, chain[first_block:], strict=False):
-            if ours != theirs:
-                break
-            shared += 1
-        self._enter(fetch, who, shared)
+        self._enter(fetch, who, _num_shared(fetch.hashes, chain[first_block:]))
         return True
 
     def start(

@@ -23,12 +23,12 @@ _NO_BLOCK = 0  # stands in a table where no block is held; it is not looked at
 
 
 class BlockHolder(Protocol):
-    """The part of a request that lives here; `KVCacheManager` alone writes it, but for the hashes.
+    """What the cache knows of a request.
 
-    block_tables: one a group; none while it holds no blocks. block_hashes: one for each full block
-    of known tokens. num_committed_blocks: how many, from the front, are written and offered to
-    others. offers_blocks: False once its KV must not be offered any more, because the cache was
-    reset under it.
+    block_tables: one a group; none while it holds no blocks. num_committed_blocks: how many, from
+    the front, are written and offered to others. `KVCacheManager` alone writes these two.
+    block_hashes: one for each full block of known tokens. offers_blocks: False while its KV must
+    not be offered, because the cache was reset under it.
     """
 
     block_tables: list[BlockTable]

@@ -36,7 +36,7 @@ class AwaitedMasks:
                 self._queue.add(request)
 
     def forget(self, request: Request) -> None:
-        """Count a request no longer that ends while it may be waiting."""
+        """Stop counting a request that ends, if it is waiting."""
         self.num_waiting -= request.status is RequestStatus.AWAITING_MASK
 
     def check_invariants(self, requests: Iterable[Request]) -> None:

@@ -46,7 +46,7 @@ class RequestStatus(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One prompt and its answer so far. block_hashes: the chain of `identity.py`.
+    """One prompt and its answer so far.
 
     token_ids: prompt, then output; 0 where a prompt embedding stands.
     num_computed_tokens: tokens whose KV finished steps have written, or found.
@@ -55,11 +55,11 @@ class Request:
         counts as one, since nothing is planned behind it.
     step_index: its place in the last step that it had a part in.
     awaits_drafts: a step in flight gives it drafts, which its next one verifies.
-    num_cached_tokens: of these, found when first admitted, out of num_queried_tokens looked up.
+    num_cached_tokens: found when it was first admitted, of num_queried_tokens looked up.
     num_cached_by_tier: the same by where they were found, "device" first; empty without tiers.
     gave_way: it was preempted for a share that had nothing running, so it does not resume first.
-    num_found_blocks: blocks that had not to be computed after the last admission.
-    block_hashes: of all full blocks.
+    num_found_blocks: blocks that were found at the last admission, and need not be computed.
+    block_hashes: of all full blocks; the chain of `identity.py`.
     adapter_start: as of `ScheduledRequest`.
     share: at whose cost it is served, where shares are fair.
     tenant, do_remote_decode: as of `GenerateRequest`.

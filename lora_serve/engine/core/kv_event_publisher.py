@@ -1,10 +1,10 @@
-"""Publishes KV events over ZMQ, from a thread of its own; who gives them never waits.
+"""Publishes KV events over ZMQ, from a thread of its own: the engine never waits for it.
 
 Each message is `topic, number, payload`. A number that is missing was lost: by the network, by a
 consumer too slow for `hwm`, or here, where too many waited. A ROUTER gives what is still kept from
 a number on, as `topic, number, payload`, and `"", -1, ""` at the end. Whenever a consumer
-subscribes an empty batch is published: by its number one that comes back finds out at once what it
-has missed, or that another process counts from 0, however long nothing else happens.
+subscribes an empty batch is published. By its number, a consumer that comes back finds out at once
+what it has missed, or that another process counts from 0, even if nothing else happens for hours.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EventPublisher:
         """Raises ConfigError, naming the endpoint that cannot be had."""
         self._sockets = EventSockets(config)
         endpoint = config.kv_events_endpoint
-        how = "published at" if binds_at(endpoint) else "sent to who listens at"
+        how = "published at" if binds_at(endpoint) else "sent to the consumer at"
         logger.info("KV events are %s %s", how, endpoint)
         for reached in open_endpoints(config):
             logger.warning(

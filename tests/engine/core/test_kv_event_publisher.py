@@ -297,7 +297,7 @@ def test_a_publisher_may_connect_to_a_consumer_that_is_bound(
 
 @pytest.mark.parametrize(
     ("endpoint", "told"),
-    [("ipc://{}/events", "published at ipc://"), ("tcp://127.0.0.1:9", "sent to who listens at")],
+    [("ipc://{}/events", "published at ipc://"), ("tcp://127.0.0.1:9", "sent to the consumer at")],
 )
 def test_the_log_says_which_side_listens(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, endpoint: str, told: str
