@@ -82,12 +82,35 @@ class PackedWeight {
   SharedWords words_;
 };
 
-QuantizedShape quantized_shape(int bits, size_t group, size_t out_features, size_t in_features,
-                               Scales scales = Scales::kBfloat16) {
+QuantizedShape quantized_shape(int bits, size_t group, size_t out_features, size_t in_features) {
   if ((bits != 8 && bits != 4) || group % kLanes != 0 || group > kMaxGroup || group == 0) {
     throw std::invalid_argument("no kernels for this many bits, or groups of this size");
   }
-  return {bits, group, out_features, in_features, scales};
+  return {bits, group, out_features, in_features};
+}
+
+// What packing chose: the bits of codes, and how scales and offsets are stored.
+using Layout = std::vector<int>;
+
+Layout layout_of(const QuantizedShape& shape) {
+  const auto number = [](NumberForm form) {
+    return std::pair(static_cast<int>(form.stored), static_cast<int>(form.block));
+  };
+  const auto [scales, scale_block] = number(shape.scales);
+  const auto [offsets, offset_block] = number(shape.offsets);
+  return {shape.bits, scales, scale_block, offsets, offset_block};
+}
+
+QuantizedShape shape_of_layout(const Layout& layout, size_t group, size_t out_features,
+                               size_t in_features) {
+  if (layout.size() != 5) throw std::invalid_argument("a layout has five numbers");
+  const bool is_narrower = layout[0] == 6 || layout[0] == 5;  // than the codes that were given
+  QuantizedShape shape =
+      quantized_shape(is_narrower ? 8 : layout[0], group, out_features, in_features);
+  shape.bits = layout[0];
+  shape.scales = {Stored(layout[1]), static_cast<size_t>(layout[2])};
+  shape.offsets = {Stored(layout[3]), static_cast<size_t>(layout[4])};
+  return shape;
 }
 
 class PackedQuantized {
@@ -100,6 +123,7 @@ class PackedQuantized {
   uint32_t* words() { return words_.get(); }
   const QuantizedWeight& weight() const { return weight_; }
   size_t num_bytes() const { return weight_.shape.packed_words() * sizeof(uint32_t); }
+  Layout layout() const { return layout_of(weight_.shape); }
   std::vector<Part> parts() const {
     return {{reinterpret_cast<Address>(words_.get()), num_bytes()}};
   }
@@ -153,15 +177,11 @@ class PackedScreen {
   std::vector<float> weight_norms_, error_norms_;
 };
 
-// scales: "bfloat16", "float", or "float_with_offset".
-std::unique_ptr<PackedQuantized> quantized_of_parts(int bits, size_t group, size_t out_features,
-                                                    size_t in_features, const std::string& scales,
+std::unique_ptr<PackedQuantized> quantized_of_parts(const Layout& layout, size_t group,
+                                                    size_t out_features, size_t in_features,
                                                     const Part& packed) {
-  const Scales kind = scales == "bfloat16" ? Scales::kBfloat16
-                      : scales == "float"  ? Scales::kFloat
-                                           : Scales::kFloatWithOffset;
   return std::make_unique<PackedQuantized>(
-      quantized_shape(bits, group, out_features, in_features, kind), packed);
+      shape_of_layout(layout, group, out_features, in_features), packed);
 }
 
 std::unique_ptr<PackedScreen> screen_of_parts(size_t group, size_t out_features,
@@ -349,12 +369,13 @@ class Backend {
   std::unique_ptr<PackedQuantized> pack_codes(Address codes, Address scales, Address offsets,
                                               int bits, size_t group, size_t out_features,
                                               size_t in_features) {
-    const Scales kind = offsets == 0 ? Scales::kFloat : Scales::kFloatWithOffset;
-    const QuantizedShape shape = quantized_shape(bits, group, out_features, in_features, kind);
-    auto packed = std::make_unique<PackedQuantized>(shape);
-    kernels_.pack_codes({pointer_to<int8_t>(codes), pointer_to<float>(scales),
-                         pointer_to<float>(offsets), shape, packed->words()},
-                        workers());
+    PackCodesCall call{pointer_to<int8_t>(codes), pointer_to<float>(scales),
+                       pointer_to<float>(offsets),
+                       quantized_shape(bits, group, out_features, in_features), nullptr};
+    call.shape = kernels_.exact_shape(call, workers());
+    auto packed = std::make_unique<PackedQuantized>(call.shape);
+    call.packed = packed->words();
+    kernels_.pack_codes(call, workers());
     return packed;
   }
 
@@ -644,6 +665,7 @@ NB_MODULE(_cpu, m) {
   nb::class_<PackedQuantized>(m, "PackedQuantized")
       .def(nb::new_(&quantized_of_parts))
       .def_prop_ro("num_bytes", &PackedQuantized::num_bytes)
+      .def_prop_ro("layout", &PackedQuantized::layout)
       .def_prop_ro("parts", &PackedQuantized::parts);
 
   nb::class_<PackedScreen>(m, "PackedScreen")

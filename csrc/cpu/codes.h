@@ -9,10 +9,14 @@
 
 namespace lora_serve::LORA_SERVE_PATH {
 
-// kPerWord codes to a word of 32 bits; bytes(w, i) are four of them as the bytes that dot takes, too
+// kPerUnit codes to a unit of kUnitWords words of 32 bits; value(unit, k) is one of them.
+//
+// Units of one word also become what dot takes: bytes(w, i) are four codes as bytes that are too
 // large by kOffset each: those of k = 4 i ... in byte order.
 struct EightBits {
-  static constexpr int kPerWord = 4, kOffset = kBytesRaisedBy;
+  using Unit = U32x16;
+  static constexpr int kPerUnit = 4, kUnitWords = 1, kOffset = kBytesRaisedBy;
+  SIMD_INLINE Unit load(const uint32_t* at) { return load_words(at); }
   SIMD_INLINE U32x16 bytes(U32x16 w, int) { return raised_bytes(w); }
   SIMD_INLINE I32x16 dot(U32x16 bytes, U32x16 x, I32x16 acc) { return dot_bytes(bytes, x, acc); }
   SIMD_INLINE F32x16 in_byte_order(F32x16 x) { return x; }
@@ -20,7 +24,9 @@ struct EightBits {
 };
 
 struct FourBits {
-  static constexpr int kPerWord = 8, kOffset = 8;
+  using Unit = U32x16;
+  static constexpr int kPerUnit = 8, kUnitWords = 1, kOffset = 8;
+  SIMD_INLINE Unit load(const uint32_t* at) { return load_words(at); }
   SIMD_INLINE U32x16 bytes(U32x16 w, int i) { return mask_words(shift_right(w, 4 * i), 0x0f0f0f0fu); }
   SIMD_INLINE I32x16 dot(U32x16 bytes, U32x16 x, I32x16 acc) {
     return dot_small_bytes(bytes, x, acc);
@@ -29,17 +35,61 @@ struct FourBits {
   SIMD_INLINE F32x16 value(U32x16 w, int k) { return centred_nibble(w, k % 2 * 4 + k / 2); }
 };
 
-// The words that a word of codes becomes: kWords of them, ascending along k. Each is made when it is
+// Four words that EightBits would have.
+struct SixBits {
+  struct Unit {
+    U32x16 eights[4];
+  };
+  static constexpr int kPerUnit = 16, kUnitWords = 3;
+
+  SIMD_INLINE Unit load(const uint32_t* at) {
+    constexpr uint32_t kLow = 0x3f3f3f3fu;
+    const U32x16 a = load_words(at), b = load_words(at + kLanes), c = load_words(at + 2 * kLanes);
+    U32x16 last = mask_words(shift_right(a, 6), 0x03030303u);
+    last = or_masked(last, shift_right(b, 4), 0x0c0c0c0cu);
+    last = or_masked(last, shift_right(c, 2), 0x30303030u);
+    return {{centred_bytes(mask_words(a, kLow)), centred_bytes(mask_words(b, kLow)),
+             centred_bytes(mask_words(c, kLow)), centred_bytes(last)}};
+  }
+  SIMD_INLINE F32x16 value(const Unit& unit, int k) { return signed_byte(unit.eights[k / 4], k % 4); }
+};
+
+// Eight fours, of whose bytes the low five bits count.
+struct FiveBits {
+  struct Unit {
+    U32x16 fours[8];
+  };
+  static constexpr int kPerUnit = 32, kUnitWords = 5;
+
+  SIMD_INLINE Unit load(const uint32_t* at) {
+    constexpr uint32_t kThree = 0x07070707u, kFour = 0x0f0f0f0fu;
+    U32x16 w[kUnitWords];
+#pragma GCC unroll 5
+    for (int i = 0; i < kUnitWords; ++i) w[i] = load_words(at + i * kLanes);
+    const U32x16 last = select_bits(kThree, shift_right(w[4], 5), shift_right(w[1], 4));
+    return {{w[0], w[1], w[2], w[3], w[4],
+             select_bits(kThree, shift_right(w[0], 5), shift_right(w[1], 2)),
+             select_bits(kThree, shift_right(w[2], 5), shift_right(w[3], 2)),
+             select_bits(kFour, last, shift_right(w[3], 3))}};
+  }
+  // The byte of its four where code k lies.
+  SIMD_INLINE constexpr int byte_of(int k) { return k == 1 ? 2 : k == 2 ? 1 : k; }
+  SIMD_INLINE F32x16 value(const Unit& unit, int k) {
+    return centred_five(shift_right(unit.fours[k / 4], 8 * byte_of(k % 4)));
+  }
+};
+
+// The words that a unit of codes becomes: kWords of them, ascending along k. Each is made when it is
 // asked for, so that it need not wait in a register for its turn.
 template <class Codes, class Word>
 struct Decoded;
 
 template <class Codes>
 struct Decoded<Codes, float> {
-  static constexpr int kWords = Codes::kPerWord;
-  U32x16 codes;
+  static constexpr int kWords = Codes::kPerUnit;
+  typename Codes::Unit codes;
 
-  SIMD_INLINE Decoded of(U32x16 w) { return {w}; }
+  SIMD_INLINE Decoded of(typename Codes::Unit unit) { return {unit}; }
   SIMD_INLINE U32x16 word(const Decoded& decoded, int k) {
     return words_of(Codes::value(decoded.codes, k));
   }
@@ -134,22 +184,22 @@ struct Decoded<EightBits, Bfloat16> {
 
 #endif
 
-// bfloat16 of -8 ... 7, twice, since vpermw looks at five bits of an index.
-struct NibbleTable {
+// bfloat16 of -n/2 ... n/2 - 1, again and again, since vpermw looks at five bits of an index.
+struct SmallTable {
   alignas(64) uint16_t values[32];
 };
 
-static constexpr NibbleTable nibble_table() {
-  NibbleTable table{};
+static constexpr SmallTable small_table(int n) {
+  SmallTable table{};
   for (int i = 0; i < 32; ++i) {
-    const int value = i % 16 - 8, m = value < 0 ? -value : value;
+    const int value = i % n - n / 2, m = value < 0 ? -value : value;
     const int bits = m == 0 ? 0 : kMagnitudes.high[m] << 8 | kMagnitudes.low[m];
     table.values[i] = static_cast<uint16_t>(value < 0 ? 0x8000 | bits : bits);
   }
   return table;
 }
 
-static constexpr NibbleTable kNibbles = nibble_table();
+static constexpr SmallTable kNibbles = small_table(16), kFives = small_table(32);
 
 template <>
 struct Decoded<FourBits, Bfloat16> {
@@ -160,6 +210,35 @@ struct Decoded<FourBits, Bfloat16> {
   SIMD_INLINE U32x16 word(const Decoded& decoded, int i) {
     const __m512i table = _mm512_load_si512(kNibbles.values);
     return {_mm512_permutexvar_epi16(shift_right(decoded.codes, 4 * i).v, table)};
+  }
+};
+
+template <>
+struct Decoded<FiveBits, Bfloat16> {
+  static constexpr int kWords = 16;
+  FiveBits::Unit codes;
+
+  SIMD_INLINE Decoded of(const FiveBits::Unit& unit) { return {unit}; }
+  SIMD_INLINE U32x16 word(const Decoded& decoded, int i) {
+    const __m512i table = _mm512_load_si512(kFives.values);
+    const U32x16 four = decoded.codes.fours[i / 2];
+    const U32x16 pair = i % 2 == 0 ? four : shift_right(four, 8);
+    return {_mm512_permutexvar_epi16(pair.v, table)};
+  }
+};
+
+template <>
+struct Decoded<SixBits, Bfloat16> {
+  using Eight = Decoded<EightBits, Bfloat16>;
+  static constexpr int kWords = 4 * Eight::kWords;
+  Eight eights[4];
+
+  SIMD_INLINE Decoded of(const SixBits::Unit& unit) {
+    return {{Eight::of(unit.eights[0]), Eight::of(unit.eights[1]), Eight::of(unit.eights[2]),
+             Eight::of(unit.eights[3])}};
+  }
+  SIMD_INLINE U32x16 word(const Decoded& decoded, int i) {
+    return Eight::word(decoded.eights[i / Eight::kWords], i % Eight::kWords);
   }
 };
 

@@ -3,7 +3,8 @@
 //
 // T rows of activations in bytes (quantized_rows.h) times quantised weights. A group's sum of whole
 // numbers is exact in any order; groups are multiplied and added, each rounded to float, over
-// ascending g from 0. So every path gives the same bits, and the reference in torch does too.
+// ascending g from 0. So every path gives the same bits, and the reference in torch does too. Codes
+// have 8 or 4 bits, and scales are bfloat16.
 
 #pragma once
 
@@ -35,13 +36,13 @@ SIMD_INLINE void multiply_bytes(const IntegerProduct& product, size_t row, size_
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) packed[v] = load_words(view.codes[v] + w * kLanes);
 #pragma GCC unroll 2
-    for (int i = 0; i < Codes::kPerWord / 4; ++i) {
+    for (int i = 0; i < Codes::kPerUnit / 4; ++i) {
       U32x16 bytes[kVectors];
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) bytes[v] = Codes::bytes(packed[v], i);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
-        const U32x16 a = broadcast_word(left + r * x.stride + w * Codes::kPerWord + 4 * i);
+        const U32x16 a = broadcast_word(left + r * x.stride + w * Codes::kPerUnit + 4 * i);
 #pragma GCC unroll 16
         for (int v = 0; v < kVectors; ++v) acc[r][v] = Codes::dot(bytes[v], a, acc[r][v]);
       }
@@ -63,10 +64,10 @@ static __attribute__((noinline)) void integer_rows(const IntegerProduct& product
   clear(total);
   for (size_t g = 0; g < shape.groups(); ++g) {
     I32x16 acc[kRows][kVectors];
-    multiply_bytes<Codes>(product, row, g, words_of_group<Codes>(shape, g), view, acc);
+    multiply_bytes<Codes>(product, row, g, units_of_group<Codes>(shape, g), view, acc);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const F32x16 scale = view.scale(v, g);
+      const F32x16 scale = view.bfloat16_scale(v, g);
 #pragma GCC unroll 2
       for (int r = 0; r < kRows; ++r) {
         const float row_scale = product.rows.scales[(row + r) * product.rows.groups + g];
@@ -87,10 +88,10 @@ static __attribute__((noinline)) void add_integer_group(const IntegerProduct& pr
                                                         size_t g, const CodeView<kVectors>& view,
                                                         float* sums) {
   I32x16 acc[kRows][kVectors];
-  multiply_bytes<Codes>(product, row, g, words_of_group<Codes>(product.weight.shape, g), view, acc);
+  multiply_bytes<Codes>(product, row, g, units_of_group<Codes>(product.weight.shape, g), view, acc);
 #pragma GCC unroll 16
   for (int v = 0; v < kVectors; ++v) {
-    const F32x16 scale = view.scale(v, g);
+    const F32x16 scale = view.bfloat16_scale(v, g);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       float* sum = sums + (r * kVectors + v) * kLanes;
@@ -170,13 +171,15 @@ static void integer_linear_by(const QuantizedLinearCall& call, Workers& workers)
 
 template <class T>
 static void quantized_linear_of(const QuantizedLinearCall& call, Workers& workers) {
-  const bool is_eight_bits = call.weight.shape.bits == 8;
+  const int bits = call.weight.shape.bits;
   if (call.quantize_activations) {
-    return is_eight_bits ? integer_linear_by<EightBits, T>(call, workers)
-                         : integer_linear_by<FourBits, T>(call, workers);
+    return bits == 8 ? integer_linear_by<EightBits, T>(call, workers)
+                     : integer_linear_by<FourBits, T>(call, workers);
   }
-  return is_eight_bits ? quantized_linear_by<EightBits, T>(call, workers)
-                       : quantized_linear_by<FourBits, T>(call, workers);
+  return bits == 8   ? quantized_linear_by<EightBits, T>(call, workers)
+         : bits == 6 ? quantized_linear_by<SixBits, T>(call, workers)
+         : bits == 5 ? quantized_linear_by<FiveBits, T>(call, workers)
+                     : quantized_linear_by<FourBits, T>(call, workers);
 }
 
 }  // namespace lora_serve::LORA_SERVE_PATH

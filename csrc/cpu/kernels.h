@@ -98,13 +98,13 @@ struct QuantizeCall {
 };
 
 // Codes (out, in), contiguous, in the range of quantized_weight.h, and the numbers of their groups,
-// (out, groups): scales, and offsets or null, as shape.scales says.
+// (out, groups): scales, and offsets or null.
 struct PackCodesCall {
   const int8_t* codes;
   const float* scales;
   const float* offsets;
-  QuantizedShape shape;
-  uint32_t* packed;  // shape.packed_words()
+  QuantizedShape shape;  // for exact_shape 8 or 4 bits; for pack_codes what exact_shape gave
+  uint32_t* packed;      // shape.packed_words(), or null for exact_shape
 };
 
 // An LM head's copy in bytes, see screening.h. Norms are those of whole panels' rows, rounded up.
@@ -252,6 +252,7 @@ struct Kernels {
   void (*linear)(const LinearCall&, Workers&);
   void (*gated_linear)(const GatedLinearCall&, Workers&);
   void (*quantize)(const QuantizeCall&, Workers&);
+  QuantizedShape (*exact_shape)(const PackCodesCall&, Workers&);
   void (*pack_codes)(const PackCodesCall&, Workers&);
   void (*quantized_linear)(const QuantizedLinearCall&, Workers&);
   void (*screen_norms)(const ScreenNormsCall&, Workers&);

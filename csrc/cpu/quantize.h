@@ -11,6 +11,7 @@
 
 #include <cmath>
 
+#include "exact_numbers.h"
 #include "integers.h"
 #include "kernels.h"
 #include "vectors.h"
@@ -92,7 +93,7 @@ static inline void pack_bytes(const int8_t* bytes, size_t num_words, int bits, u
 template <class T>
 static void quantize_panel(const QuantizeCall& call, size_t panel) {
   const QuantizedShape& shape = call.shape;
-  const size_t words_per_group = shape.group / shape.per_word(), width = shape.in_features;
+  const size_t words_per_group = shape.group / shape.per_unit(), width = shape.in_features;
   uint32_t* scales_to = call.packed + panel * shape.panel_words();
   std::memset(scales_to, 0, shape.scale_words() * sizeof(uint32_t));
   Bfloat16* scales = reinterpret_cast<Bfloat16*>(scales_to);
@@ -109,7 +110,7 @@ static void quantize_panel(const QuantizeCall& call, size_t panel) {
       scales[g * kLanes + lane] = scale;
       int8_t bytes[kMaxGroup];
       group_bytes(weight, here, shape.bits, widened(scale), bytes);
-      pack_bytes(bytes, ceil_div(count, shape.per_word()), shape.bits, words + lane);
+      pack_bytes(bytes, ceil_div(count, shape.per_unit()), shape.bits, words + lane);
     }
   }
 }
@@ -120,8 +121,44 @@ static void quantize_of(const QuantizeCall& call, Workers& workers) {
                 [&](size_t panel, int) { quantize_panel<T>(call, panel); });
 }
 
+// Sixteen codes of six bits as three words.
+static inline void six_bit_words(const int8_t* codes, uint32_t* words) {
+  uint32_t fours[4];
+  std::memcpy(fours, codes, sizeof fours);
+  // Bytes in [-32, 31]; with 32 added to each of them, without a carry.
+  for (uint32_t& four : fours) four = ((four ^ 0x80808080u) - 0x60606060u) & 0x3f3f3f3fu;
+  for (int w = 0; w < 3; ++w) words[w] = fours[w] | (fours[3] >> 2 * w & 0x03030303u) << 6;
+}
+
+// 32 codes of five bits as five words.
+static inline void five_bit_words(const int8_t* codes, uint32_t* words) {
+  uint32_t fours[8];
+  std::memcpy(fours, codes, sizeof fours);
+  for (uint32_t& four : fours) {
+    four = (four & 0xff0000ffu) | (four & 0x0000ff00u) << 8 | (four >> 8 & 0x0000ff00u);
+    four = ((four ^ 0x80808080u) - 0x70707070u) & 0x1f1f1f1fu;  // with 16 added to each byte
+  }
+  const auto above = [&](int f, int first, uint32_t mask) {
+    return (fours[f] >> first & mask) << 5;
+  };
+  constexpr uint32_t kThree = 0x07070707u, kTwo = 0x03030303u, kOne = 0x01010101u;
+  words[0] = fours[0] | above(5, 0, kThree);
+  words[1] = fours[1] | above(5, 3, kTwo) | above(7, 3, kOne) << 2;
+  words[2] = fours[2] | above(6, 0, kThree);
+  words[3] = fours[3] | above(6, 3, kTwo) | above(7, 4, kOne) << 2;
+  words[4] = fours[4] | above(7, 0, kThree);
+}
+
 // `count` codes of a row in words; those after its end are of code 0.
 static inline void code_words(const int8_t* codes, size_t count, int bits, uint32_t* words) {
+  if (bits == 6) {
+    for (size_t k = 0; k < count; k += 16, words += 3) six_bit_words(codes + k, words);
+    return;
+  }
+  if (bits == 5) {
+    for (size_t k = 0; k < count; k += 32, words += 5) five_bit_words(codes + k, words);
+    return;
+  }
   if (bits == 8) {
     words[(count - 1) / 4] = 0;
     std::memcpy(words, codes, count);
@@ -142,29 +179,29 @@ static inline void code_words(const int8_t* codes, size_t count, int bits, uint3
   }
 }
 
+// The shape is what exact_shape found, so that the numbers are held.
 static inline void pack_codes_panel(const PackCodesCall& call, size_t panel) {
   const QuantizedShape& shape = call.shape;
-  const size_t width = shape.in_features, groups = shape.groups(), stride = shape.group_words();
-  uint32_t* numbers_at = call.packed + panel * shape.panel_words();
-  float* numbers = reinterpret_cast<float*>(numbers_at);
-  uint32_t* words = numbers_at + shape.scale_words();
+  const size_t width = shape.in_features, groups = shape.groups();
+  uint32_t* to = call.packed + panel * shape.panel_words();
+  std::memset(to, 0, (shape.scale_words() + shape.offset_words()) * sizeof(uint32_t));
+  const PanelNumbers scales = numbers_of_panel(shape, call.scales, panel);
+  pack_scales(shape, scales, to);
+  to += shape.scale_words();
+  if (shape.has_offsets()) {
+    pack_offsets(shape, scales, numbers_of_panel(shape, call.offsets, panel), to);
+  }
+  static constexpr int8_t kZeros[kMaxGroup] = {};
+  uint32_t* words = to + shape.offset_words();
   for (size_t g = 0; g < groups; ++g) {
     const size_t begin = g * shape.group;
     const size_t count = begin + shape.group < width ? shape.group : width - begin;
-    const size_t num_words = ceil_div(count, shape.per_word());
+    const size_t num_words = ceil_div(count, shape.per_unit()) * shape.unit_words();
     uint32_t lanes[kLanes][kMaxGroup / 4];
     for (size_t lane = 0; lane < kLanes; ++lane) {
       const size_t row = panel * kLanes + lane;
       const bool is_row = row < shape.out_features;
-      numbers[g * stride + lane] = is_row ? call.scales[row * groups + g] : 0.0f;
-      if (shape.has_offsets()) {
-        numbers[g * stride + kLanes + lane] = is_row ? call.offsets[row * groups + g] : 0.0f;
-      }
-      if (is_row) {
-        code_words(call.codes + row * width + begin, count, shape.bits, lanes[lane]);
-      } else {
-        std::memset(lanes[lane], shape.bits == 8 ? 0 : 0x88, num_words * sizeof(uint32_t));
-      }
+      code_words(is_row ? call.codes + row * width + begin : kZeros, count, shape.bits, lanes[lane]);
     }
     for (size_t w = 0; w < num_words; ++w, words += kLanes) {
       for (size_t lane = 0; lane < kLanes; ++lane) words[lane] = lanes[lane][w];

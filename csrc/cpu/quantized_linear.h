@@ -19,13 +19,13 @@ namespace lora_serve::LORA_SERVE_PATH {
 constexpr int kPanelsOfFewRows = 2 * kMaxVectors;
 constexpr int kPanelsOfOneRow = 4;
 
-// sums (kRows, kVectors, 16).
+// numbers: of group g alone. sums (kRows, kVectors, 16).
 template <int kRows, int kVectors>
-SIMD_INLINE void add_group(const CodeView<kVectors>& view, size_t g, const RowSums& rows,
+SIMD_INLINE void add_group(const GroupNumbers<kVectors>& numbers, size_t g, const RowSums& rows,
                            const F32x16 (&acc)[kRows][kVectors], float* sums) {
 #pragma GCC unroll 16
   for (int v = 0; v < kVectors; ++v) {
-    const F32x16 scale = view.scale(v, g);
+    const F32x16 scale = numbers.scale(v, 0);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       float* sum = sums + (r * kVectors + v) * kLanes;
@@ -35,7 +35,7 @@ SIMD_INLINE void add_group(const CodeView<kVectors>& view, size_t g, const RowSu
   if (rows.data == nullptr) return;
 #pragma GCC unroll 16
   for (int v = 0; v < kVectors; ++v) {
-    const F32x16 offset = view.offset(v, g);
+    const F32x16 offset = numbers.offset(v, 0);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       float* sum = sums + (r * kVectors + v) * kLanes;
@@ -44,49 +44,60 @@ SIMD_INLINE void add_group(const CodeView<kVectors>& view, size_t g, const RowSu
   }
 }
 
+// What the codes of one group add to one or two rows' sums.
+template <class Codes, class Dot, int kRows, int kVectors>
+SIMD_INLINE void multiply_group(const typename Dot::Left* left, size_t stride, Range units,
+                                const CodeView<kVectors>& view, F32x16 (&acc)[kRows][kVectors]) {
+  using Word = typename Dot::Word;
+  using Decode = Decoded<Codes, Word>;
+  for (size_t u = units.begin; u < units.end; ++u) {
+    view.template fetch_unit_ahead<Codes>(u);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const auto decoded = Decode::of(Codes::load(view.template unit_at<Codes>(v, u)));
+#pragma GCC unroll 32
+      for (int i = 0; i < Decode::kWords; ++i) {
+        const auto b = Dot::right(Decode::word(decoded, i), 0);
+        const auto* at = left + u * Codes::kPerUnit + i * kPerWord<Word>;
+#pragma GCC unroll 2
+        for (int r = 0; r < kRows; ++r) {
+          acc[r][v] = Dot::multiply_add(Dot::left(at + r * stride, 0), b, acc[r][v]);
+        }
+      }
+    }
+  }
+}
+
 // One or two rows: codes are decoded into registers and multiplied there, and the sums of all
 // groups are registers too.
 template <class Codes, class Dot, int kRows, int kVectors>
 static __attribute__((noinline)) void multiply_codes(const typename Dot::Left* left, size_t stride,
-                                                     const QuantizedShape& shape,
                                                      const CodeView<kVectors>& view,
                                                      const RowSums& rows, float* sums) {
-  using Word = typename Dot::Word;
-  using Decode = Decoded<Codes, Word>;
+  constexpr size_t kGroupsAtOnce = NextNumbers<kVectors>::kGroups;
+  NextNumbers<kVectors> next;
   F32x16 total[kRows][kVectors];
   clear(total);
-  for (size_t g = 0; g < shape.groups(); ++g) {
-    const Range words = words_of_group<Codes>(shape, g);
-    F32x16 acc[kRows][kVectors];
-    clear(acc);
-    for (size_t w = words.begin; w < words.end; ++w) {
-      view.fetch_ahead(w);
+  for (size_t first = 0, all = view.shape.groups(); first < all; first += kGroupsAtOnce) {
+    const size_t end = first + kGroupsAtOnce < all ? first + kGroupsAtOnce : all;
+    const auto numbers = widen_numbers(view, {first, end}, next.scales, next.offsets);
+    for (size_t g = first; g < end; ++g) {
+      F32x16 acc[kRows][kVectors];
+      clear(acc);
+      multiply_group<Codes, Dot>(left, stride, units_of_group<Codes>(view.shape, g), view, acc);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        const auto decoded = Decode::of(load_words(view.codes[v] + w * kLanes));
-#pragma GCC unroll 8
-        for (int i = 0; i < Decode::kWords; ++i) {
-          const auto b = Dot::right(Decode::word(decoded, i), 0);
-          const auto* at = left + w * Codes::kPerWord + i * kPerWord<Word>;
+        const F32x16 scale = numbers.scale(v, g - first);
 #pragma GCC unroll 2
-          for (int r = 0; r < kRows; ++r) {
-            acc[r][v] = Dot::multiply_add(Dot::left(at + r * stride, 0), b, acc[r][v]);
-          }
-        }
+        for (int r = 0; r < kRows; ++r) total[r][v] = fma(scale, acc[r][v], total[r][v]);
       }
-    }
+      if (rows.data == nullptr) continue;
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const F32x16 scale = view.scale(v, g);
+      for (int v = 0; v < kVectors; ++v) {
+        const F32x16 offset = numbers.offset(v, g - first);
 #pragma GCC unroll 2
-      for (int r = 0; r < kRows; ++r) total[r][v] = fma(scale, acc[r][v], total[r][v]);
-    }
-    if (rows.data == nullptr) continue;
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const F32x16 offset = view.offset(v, g);
-#pragma GCC unroll 2
-      for (int r = 0; r < kRows; ++r) total[r][v] = fma(offset, rows.of(r, g), total[r][v]);
+        for (int r = 0; r < kRows; ++r) total[r][v] = fma(offset, rows.of(r, g), total[r][v]);
+      }
     }
   }
 #pragma GCC unroll 2
@@ -101,22 +112,23 @@ template <class Codes, int kRows, int kVectors, class Dot>
 static void multiply_few(const QuantizedProduct<Dot>& product, size_t row,
                          const CodeView<kVectors>& view, float* sums) {
   const size_t stride = product.left.stride;
-  multiply_codes<Codes, Dot, kRows>(product.left.data + row * stride, stride, product.weight.shape,
-                                    view, product.sums.from(row), sums);
+  multiply_codes<Codes, Dot, kRows>(product.left.data + row * stride, stride, view,
+                                    product.sums.from(row), sums);
 }
 
 template <class Dot, int kRows, int kVectors>
 static __attribute__((noinline)) void multiply_decoded(const typename Dot::Left* left,
                                                        size_t stride, const uint32_t* decoded,
                                                        size_t num_words,
-                                                       const CodeView<kVectors>& view, size_t g,
-                                                       const RowSums& rows, float* sums) {
+                                                       const GroupNumbers<kVectors>& numbers,
+                                                       size_t g, const RowSums& rows,
+                                                       float* sums) {
   RightView<kVectors> right{{}, kVectors * kLanes};
   for (int v = 0; v < kVectors; ++v) right.vectors[v] = decoded + v * kLanes;
   F32x16 acc[kRows][kVectors];
   clear(acc);
   multiply<Dot>(left, stride, right, num_words, FetchNothing{}, acc);
-  add_group(view, g, rows, acc, sums);
+  add_group(numbers, g, rows, acc, sums);
 }
 
 // Groups whose sums are scaled and added before the next ones are multiplied.
@@ -125,17 +137,17 @@ SIMD_INLINE size_t groups_at_once(const QuantizedProduct<Dot>&) {
   return 1;
 }
 
-// One group of a block of rows, whose words lie at `decoded`. sums (rows, kVectors, 16).
+// One group of a block of rows. sums (rows, kVectors, 16).
 template <class Codes, class Dot, int kVectors>
 static void multiply_groups(const QuantizedProduct<Dot>& product, Range block, Range groups,
-                            const uint32_t* decoded, const CodeView<kVectors>& view, float* sums) {
+                            const DecodedGroups<kVectors>& decoded, float* sums) {
   const size_t g = groups.begin;
-  const Range words = words_of_group<Codes>(product.weight.shape, g);
+  const Range units = units_of_group<Codes>(product.weight.shape, g);
   const auto* left = product.left.data + block.begin * product.left.stride;
   with_count<kMaxRows>(block.end - block.begin, [&](auto num_rows) {
     multiply_decoded<Dot, decltype(num_rows)::value>(
-        left + words.begin * Codes::kPerWord, product.left.stride, decoded,
-        (words.end - words.begin) * Decoded<Codes, typename Dot::Word>::kWords, view, g,
+        left + units.begin * Codes::kPerUnit, product.left.stride, decoded.words,
+        (units.end - units.begin) * Decoded<Codes, typename Dot::Word>::kWords, decoded.numbers, g,
         product.sums.from(block.begin), sums);
   });
 }
@@ -147,35 +159,40 @@ constexpr int kRowsPerDecoding = 20 * kMaxRows;
 // their left sides no longer do: then all groups are decoded first, and come from L2 again and again.
 constexpr size_t kRowsPerGroup = 4 * kMaxRows;
 
-// More than two rows, at most kRowsPerDecoding, times kVectors panels.
+// More than two rows, at most kRowsPerDecoding, times kVectors panels. decoded: decoded_words.
 template <class Codes, int kVectors, class Dot>
 static void multiply_blocks(const QuantizedProduct<Dot>& product, Range rows,
                             const CodeView<kVectors>& view, uint32_t* decoded, float* sums) {
   using Word = typename Dot::Word;
   constexpr size_t kWords = Decoded<Codes, Word>::kWords, kDecodedLanes = kWords * kVectors * kLanes;
   const QuantizedShape& shape = product.weight.shape;
-  const auto multiply = [&](Range block, Range groups, const uint32_t* from) {
-    multiply_groups<Codes>(product, block, groups, from, view,
+  const size_t all = shape.groups(), at_once = groups_at_once<Codes>(product);
+  float* scales = reinterpret_cast<float*>(decoded + shape.units() * kDecodedLanes);
+  float* offsets = scales + all * kVectors * kLanes;
+  const auto multiply = [&](Range block, Range groups, const DecodedGroups<kVectors>& from) {
+    multiply_groups<Codes>(product, block, groups, from,
                            sums + (block.begin - rows.begin) * kVectors * kLanes);
   };
-  const size_t all = shape.groups(), at_once = groups_at_once<Codes>(product);
   const auto from = [&](size_t g) {
     return Range{g, g + at_once < all ? g + at_once : all};
   };
   if (rows.end - rows.begin <= kRowsPerGroup) {
     for (size_t g = 0; g < all; g += at_once) {
       const Range groups = from(g);
-      const Range words{words_of_group<Codes>(shape, g).begin,
-                        words_of_group<Codes>(shape, groups.end - 1).end};
-      decode_words<Codes, Word>(view, words, decoded);
-      for_each_block(rows, kRowsAtOnce<Dot>, [&](Range block) { multiply(block, groups, decoded); });
+      const Range units{units_of_group<Codes>(shape, g).begin,
+                        units_of_group<Codes>(shape, groups.end - 1).end};
+      decode_units<Codes, Word>(view, units, decoded);
+      const DecodedGroups<kVectors> next{decoded, widen_numbers(view, groups, scales, offsets)};
+      for_each_block(rows, kRowsAtOnce<Dot>, [&](Range block) { multiply(block, groups, next); });
     }
     return;
   }
-  decode_words<Codes, Word>(view, {0, shape.words()}, decoded);
+  decode_units<Codes, Word>(view, {0, shape.units()}, decoded);
+  const auto numbers = widen_numbers(view, {0, all}, scales, offsets);
   for_each_block(rows, kRowsAtOnce<Dot>, [&](Range block) {
     for (size_t g = 0; g < all; g += at_once) {
-      multiply(block, from(g), decoded + words_of_group<Codes>(shape, g).begin * kDecodedLanes);
+      const size_t first_unit = units_of_group<Codes>(shape, g).begin;
+      multiply(block, from(g), {decoded + first_unit * kDecodedLanes, numbers.from(g)});
     }
   });
 }
@@ -200,9 +217,8 @@ static void multiply_panels(const QuantizedProduct<Dot>& product, Range rows, si
     if constexpr (kVectors <= kMaxVectors) {
       if (!is_in_registers) {
         std::memset(sums, 0, count * kVectors * kLanes * sizeof(float));
-        const size_t panel_words = decoded_panel_words<Codes, Dot>(shape);
-        multiply_blocks<Codes>(product, block, view,
-                               product.decoded + thread * kMaxVectors * panel_words, sums);
+        uint32_t* decoded = product.decoded + thread * decoded_words<Codes, Dot>(shape);
+        multiply_blocks<Codes>(product, block, view, decoded, sums);
       }
     }
     for (size_t r = 0; r < count; ++r) {
@@ -263,11 +279,11 @@ static void quantized_linear_by(const QuantizedLinearCall& call, Workers& worker
   const QuantizedShape& shape = call.weight.shape;
   const LinearCall& linear = call.linear;
   const Team team = quantized_team(shape, linear.rows, workers);
-  const size_t width = shape.words() * Codes::kPerWord;
+  const size_t width = shape.units() * Codes::kPerUnit;
   const size_t left_size = left_bytes<Dot, T>(linear.rows, linear.in_features, width);
-  const size_t panel_bytes = decoded_panel_words<Codes, Dot>(shape) * sizeof(uint32_t);
+  const size_t decoded_bytes = decoded_words<Codes, Dot>(shape) * sizeof(uint32_t);
   const bool is_few = linear.rows <= (kInTiles<Dot> ? 1 : kFewRows);
-  const size_t decoded_size = is_few ? 0 : team.num_threads * kMaxVectors * panel_bytes;
+  const size_t decoded_size = is_few ? 0 : team.num_threads * decoded_bytes;
   const size_t widened_size =
       kInTiles<Dot> && is_few ? round_up(width * sizeof(float), 64) : 0;
   const size_t sums_size = shape.has_offsets() ? linear.rows * shape.groups() * sizeof(float) : 0;

@@ -1,9 +1,10 @@
-// What a product of quantised weights reads: codes and scales of several panels side by side, and
+// What a product of quantised weights reads: codes and numbers of several panels side by side, and
 // the sums of the rows that offsets are multiplied with.
 
 #pragma once
 
 #include "codes.h"
+#include "group_numbers.h"
 #include "kernels.h"
 #include "left_rows.h"
 
@@ -25,36 +26,30 @@ struct DecodedWordFor<Bfloat16> {
 // Words of all panels at once that are asked for before they are due: 8 KiB.
 constexpr size_t kCodeWordsAhead = 128;
 
-// Several panels' codes and scales side by side; after them the next as many panels are due.
+// Several panels' codes and numbers side by side; after them the next as many panels are due.
 template <int kVectors>
 struct CodeView {
+  const QuantizedShape& shape;
   const uint32_t* codes[kVectors];
-  const uint32_t* numbers[kVectors];
-  bool has_halves;      // scales of two bytes
-  size_t group_words;   // of scales and offsets
+  const uint32_t* scales[kVectors];
+  const uint32_t* offsets[kVectors];
   size_t num_words;     // of each panel
   size_t to_following;  // from the end of a panel's codes to the codes that are due then
 
   CodeView(const QuantizedWeight& weight, size_t panel)
-      : has_halves(weight.shape.scales == Scales::kBfloat16),
-        group_words(weight.shape.group_words()),
+      : shape(weight.shape),
         num_words(weight.shape.words()),
         to_following(kVectors * weight.shape.panel_words() - num_words * kLanes) {
     for (int v = 0; v < kVectors; ++v) {
       codes[v] = weight.codes(panel + v);
-      numbers[v] = weight.numbers(panel + v);
+      scales[v] = weight.scales(panel + v);
+      offsets[v] = weight.offsets(panel + v);
     }
   }
 
-  F32x16 scale(int v, size_t g) const {
-    const uint32_t* at = numbers[v] + g * group_words;
-    return has_halves ? load(reinterpret_cast<const Bfloat16*>(at))
-                      : load(reinterpret_cast<const float*>(at));
-  }
-
-  // Where the weight has offsets.
-  F32x16 offset(int v, size_t g) const {
-    return load(reinterpret_cast<const float*>(numbers[v] + g * group_words + kLanes));
+  // Where scales are stored so.
+  F32x16 bfloat16_scale(int v, size_t g) const {
+    return load(reinterpret_cast<const Bfloat16*>(scales[v]) + g * kLanes);
   }
 
   // Asks memory for what is due some time after word w. It may lie behind the end of what there is.
@@ -64,14 +59,66 @@ struct CodeView {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) __builtin_prefetch(codes[v] + at);
   }
+
+  template <class Codes>
+  void fetch_unit_ahead(size_t unit) const {
+#pragma GCC unroll 4
+    for (int i = 0; i < Codes::kUnitWords; ++i) fetch_ahead(unit * Codes::kUnitWords + i);
+  }
+
+  template <class Codes>
+  const uint32_t* unit_at(int v, size_t unit) const {
+    return codes[v] + unit * (Codes::kUnitWords * kLanes);
+  }
 };
 
-// Words [begin, end) of the codes are group g.
+// Units [begin, end) of the codes are group g.
 template <class Codes>
-SIMD_INLINE Range words_of_group(const QuantizedShape& shape, size_t g) {
-  const size_t each = shape.group / Codes::kPerWord, all = shape.words();
+SIMD_INLINE Range units_of_group(const QuantizedShape& shape, size_t g) {
+  const size_t each = shape.group / Codes::kPerUnit, all = shape.units();
   return {g * each, (g + 1) * each < all ? (g + 1) * each : all};
 }
+
+// Scales, and maybe offsets, of several panels' groups as floats: [group][panel][lane].
+template <int kVectors>
+struct GroupNumbers {
+  static constexpr size_t kStride = kVectors * kLanes;
+  const float* scales;
+  const float* offsets;
+
+  F32x16 scale(int v, size_t g) const { return load(scales + g * kStride + v * kLanes); }
+  F32x16 offset(int v, size_t g) const { return load(offsets + g * kStride + v * kLanes); }
+  GroupNumbers from(size_t g) const { return {scales + g * kStride, offsets + g * kStride}; }
+};
+
+// What lies in memory of some groups: their decoded words, and their numbers.
+template <int kVectors>
+struct DecodedGroups {
+  const uint32_t* words;
+  GroupNumbers<kVectors> numbers;
+};
+
+// Those of `groups`, the first of which is then group 0. scales and offsets have room for them.
+template <int kVectors>
+static GroupNumbers<kVectors> widen_numbers(const CodeView<kVectors>& view, Range groups,
+                                            float* scales, float* offsets) {
+  constexpr size_t kStride = GroupNumbers<kVectors>::kStride;
+  for (int v = 0; v < kVectors; ++v) {
+    float* const to = scales + v * kLanes;
+    widen_scales(view.shape, view.scales[v], groups.begin, groups.end, to, kStride);
+    widen_offsets(view.shape, view.offsets[v], groups.begin, groups.end, to, offsets + v * kLanes,
+                  kStride);
+  }
+  return {scales, offsets};
+}
+
+// What one row asks for at once.
+template <int kVectors>
+struct NextNumbers {
+  static constexpr size_t kGroups = 16;
+  alignas(64) float scales[kGroups * GroupNumbers<kVectors>::kStride];
+  alignas(64) float offsets[kGroups * GroupNumbers<kVectors>::kStride];
+};
 
 // What offsets are multiplied with: the sum of each group of each row.
 struct RowSums {
@@ -113,26 +160,32 @@ struct QuantizedProduct {
   LeftRows<Dot> left;
   RowSums sums;
   const QuantizedWeight& weight;
-  uint32_t* decoded;     // kMaxVectors panels of words for each thread
+  uint32_t* decoded;     // decoded_words for each thread
   const float* widened;  // the only row, where tiles would multiply it: see quantized_tiles.h
 };
 
 template <class Codes, class Dot>
 static size_t decoded_panel_words(const QuantizedShape& shape) {
-  return shape.words() * Decoded<Codes, typename Dot::Word>::kWords * kLanes;
+  return shape.units() * Decoded<Codes, typename Dot::Word>::kWords * kLanes;
 }
 
-// Decodes words [words.begin, words.end) of kVectors panels side by side: kVectors vectors to a
+// Of kMaxVectors panels: their words, and their scales and offsets.
+template <class Codes, class Dot>
+static size_t decoded_words(const QuantizedShape& shape) {
+  return kMaxVectors * (decoded_panel_words<Codes, Dot>(shape) + 2 * shape.groups() * kLanes);
+}
+
+// Decodes units [units.begin, units.end) of kVectors panels side by side: kVectors vectors to a
 // word.
 template <class Codes, class Word, int kVectors>
-static void decode_words(const CodeView<kVectors>& view, Range words, uint32_t* to) {
+static void decode_units(const CodeView<kVectors>& view, Range units, uint32_t* to) {
   using Decode = Decoded<Codes, Word>;
-  for (size_t w = words.begin; w < words.end; ++w) {
-    view.fetch_ahead(w);
+  for (size_t u = units.begin; u < units.end; ++u) {
+    view.template fetch_unit_ahead<Codes>(u);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const Decode decoded = Decode::of(load_words(view.codes[v] + w * kLanes));
-#pragma GCC unroll 8
+      const Decode decoded = Decode::of(Codes::load(view.template unit_at<Codes>(v, u)));
+#pragma GCC unroll 32
       for (int i = 0; i < Decode::kWords; ++i) {
         store_words(to + (i * kVectors + v) * kLanes, Decode::word(decoded, i));
       }

@@ -27,14 +27,14 @@ struct QuantizedRows {
 };
 
 static inline size_t quantized_rows_bytes(const QuantizedShape& shape, size_t rows) {
-  const size_t stride = round_up(shape.words() * shape.per_word(), kLanes);
+  const size_t stride = round_up(shape.units() * shape.per_unit(), kLanes);
   return rows * (stride + shape.groups() * (sizeof(float) + sizeof(int32_t)));
 }
 
 // memory: quantized_rows_bytes, 64-byte aligned.
 static inline QuantizedRows quantized_rows_in(void* memory, const QuantizedShape& shape,
                                               size_t rows) {
-  const size_t stride = round_up(shape.words() * shape.per_word(), kLanes);
+  const size_t stride = round_up(shape.units() * shape.per_unit(), kLanes);
   int8_t* codes = static_cast<int8_t*>(memory);
   float* scales = reinterpret_cast<float*>(codes + rows * stride);
   int32_t* starts = reinterpret_cast<int32_t*>(scales + rows * shape.groups());

@@ -27,18 +27,20 @@ SIMD_INLINE size_t groups_at_once(const QuantizedProduct<Bfloat16Tiles>& product
   return fit < kMostGroupsAtOnce ? fit : kMostGroupsAtOnce;
 }
 
-// sums (rows, kVectors, 16) += scale and offset of group g times its `products`.
+// sums (rows, kVectors, 16) += scale and offset of group g, the index-th of `numbers`, times its
+// `products`.
 template <int kVectors>
-SIMD_INLINE void add_group(const CodeView<kVectors>& view, size_t g, const RowSums& rows,
-                           size_t num_rows, const float* products, float* sums) {
+SIMD_INLINE void add_group(const GroupNumbers<kVectors>& numbers, size_t index, size_t g,
+                           const RowSums& rows, size_t num_rows, const float* products,
+                           float* sums) {
   for (int v = 0; v < kVectors; ++v) {
-    const F32x16 scale = view.scale(v, g);
+    const F32x16 scale = numbers.scale(v, index);
     for (size_t r = 0; r < num_rows; ++r) {
       const size_t at = (r * kVectors + v) * kLanes;
       store(sums + at, fma(scale, load(products + at), load(sums + at)));
     }
     if (rows.data == nullptr) continue;
-    const F32x16 offset = view.offset(v, g);
+    const F32x16 offset = numbers.offset(v, index);
     for (size_t r = 0; r < num_rows; ++r) {
       float* sum = sums + (r * kVectors + v) * kLanes;
       store(sum, fma(offset, rows.of(r, g), load(sum)));
@@ -46,30 +48,32 @@ SIMD_INLINE void add_group(const CodeView<kVectors>& view, size_t g, const RowSu
   }
 }
 
-// At most 16 rows times at most kMostGroupsAtOnce groups, whose words lie at `decoded`.
+// At most 16 rows times at most kMostGroupsAtOnce groups.
 template <class Codes, int kVectors>
 static void multiply_groups(const QuantizedProduct<Bfloat16Tiles>& product, Range block,
-                            Range groups, const uint32_t* decoded,
-                            const CodeView<kVectors>& view, float* sums) {
+                            Range groups, const DecodedGroups<kVectors>& decoded, float* sums) {
   constexpr size_t kWords = Decoded<Codes, Bfloat16>::kWords;
   const size_t num_rows = block.end - block.begin;
   const size_t stride = product.left.stride * sizeof(Bfloat16);
   const Bfloat16* left = product.left.data + block.begin * product.left.stride;
   alignas(64) float products[kMostGroupsAtOnce][kRowsOfTile * kVectors * kLanes];
   configure_tiles(num_rows);
+  const uint32_t* words_at = decoded.words;
   for (size_t g = groups.begin; g < groups.end; ++g) {
-    const Range words = words_of_group<Codes>(product.weight.shape, g);
-    const size_t num_words = (words.end - words.begin) * kWords;
+    const Range units = units_of_group<Codes>(product.weight.shape, g);
+    const size_t num_words = (units.end - units.begin) * kWords;
     RightView<kVectors> right{{}, kVectors * kLanes};
-    for (int v = 0; v < kVectors; ++v) right.vectors[v] = decoded + v * kLanes;
+    for (int v = 0; v < kVectors; ++v) right.vectors[v] = words_at + v * kLanes;
     clear_tiles<kVectors>();
-    multiply_tiles<kVectors>({left + words.begin * Codes::kPerWord, stride}, num_rows, right,
+    multiply_tiles<kVectors>({left + units.begin * Codes::kPerUnit, stride}, num_rows, right,
                              num_words, FetchNothing{});
     store_sums<kVectors>(products[g - groups.begin], kVectors * kLanes);
-    decoded += num_words * kVectors * kLanes;
+    words_at += num_words * kVectors * kLanes;
   }
   for (size_t g = groups.begin; g < groups.end; ++g) {
-    add_group(view, g, product.sums.from(block.begin), num_rows, products[g - groups.begin], sums);
+    const size_t index = g - groups.begin;
+    add_group(decoded.numbers, index, g, product.sums.from(block.begin), num_rows, products[index],
+              sums);
   }
 }
 
@@ -92,58 +96,68 @@ class DenormalsAreZero {
   unsigned before_;
 };
 
-// Code k of the words at `words`. Nibbles lie at other places of words that are loaded from their
-// second byte on: half the shifts, of which the processor does one in a cycle.
+// The codes of the unit at `words`.
 template <class Codes>
-struct CodeAt {
-  SIMD_INLINE F32x16 value(const uint32_t* words, int k) {
-    return Codes::value(load_words(words), k);
-  }
+struct UnitAt {
+  typename Codes::Unit unit;
+
+  explicit UnitAt(const uint32_t* words) : unit(Codes::load(words)) {}
+  F32x16 value(int k) const { return Codes::value(unit, k); }
 };
 
-// Reads up to three bytes behind the words.
-template <>
-struct CodeAt<FourBits> {
-  SIMD_INLINE F32x16 value(const uint32_t* words, int k) {
+// Nibbles lie at other places of words that are loaded from their second byte on: half the shifts,
+// of which the processor does one in a cycle. Reads up to three bytes behind the words.
+struct NibblesAt {
+  const char* bytes;
+
+  explicit NibblesAt(const uint32_t* words) : bytes(reinterpret_cast<const char*>(words)) {}
+  F32x16 value(int k) const {
     const int nibble = k % 2 * 4 + k / 2;
-    const char* bytes = reinterpret_cast<const char*>(words) + nibble / 2;
-    return centred_nibble({_mm512_loadu_si512(bytes)}, nibble % 2);
+    return centred_nibble({_mm512_loadu_si512(bytes + nibble / 2)}, nibble % 2);
   }
 };
 
-// chains[0] += lower, chains[1] += upper elements of one word of codes.
+template <class Codes, bool kIsLast>
+struct UnitOfRow {
+  using Type = UnitAt<Codes>;
+};
+
+template <>
+struct UnitOfRow<FourBits, false> {
+  using Type = NibblesAt;
+};
+
+// chains[0] += lower, chains[1] += upper elements of one unit of codes.
 template <class Codes, bool kIsLast, int kVectors>
-SIMD_INLINE void add_word(const float* left, const CodeView<kVectors>& view, size_t word,
+SIMD_INLINE void add_unit(const float* left, const CodeView<kVectors>& view, size_t u,
                           F32x16 (&chains)[2][kVectors]) {
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
-    const uint32_t* codes = view.codes[v] + word * kLanes;
-#pragma GCC unroll 8
-    for (int k = 0; k < Codes::kPerWord; ++k) {
-      const F32x16 code =
-          kIsLast ? Codes::value(load_words(codes), k) : CodeAt<Codes>::value(codes, k);
+    const typename UnitOfRow<Codes, kIsLast>::Type unit(view.template unit_at<Codes>(v, u));
+#pragma GCC unroll 32
+    for (int k = 0; k < Codes::kPerUnit; ++k) {
       F32x16& chain = chains[k % 2][v];
-      chain = fma(broadcast(left[word * Codes::kPerWord + k]), code, chain);
+      chain = fma(broadcast(left[u * Codes::kPerUnit + k]), unit.value(k), chain);
     }
   }
 }
 
-// What a tile adds to its sums in a step of these words: one chain of lower and one of upper
+// What a tile adds to its sums in a step of these units: one chain of lower and one of upper
 // elements.
 template <class Codes, int kVectors>
-SIMD_INLINE void add_step(const float* left, const CodeView<kVectors>& view, Range words,
+SIMD_INLINE void add_step(const float* left, const CodeView<kVectors>& view, Range units,
                           F32x16 (&acc)[1][kVectors]) {
   F32x16 chains[2][kVectors];
   clear(chains);
-  const bool has_last = words.end == view.num_words;
-  const size_t end = has_last ? words.end - 1 : words.end;
-  for (size_t w = words.begin; w < end; ++w) {
-    view.fetch_ahead(w);
-    add_word<Codes, false>(left, view, w, chains);
+  const bool has_last = units.end == view.shape.units();
+  const size_t end = has_last ? units.end - 1 : units.end;
+  for (size_t u = units.begin; u < end; ++u) {
+    view.template fetch_unit_ahead<Codes>(u);
+    add_unit<Codes, false>(left, view, u, chains);
   }
-  if (has_last) add_word<Codes, true>(left, view, end, chains);
-  constexpr size_t kWordsOfHalf = kTileWords / 2 * kPerWord<Bfloat16> / Codes::kPerWord;
-  const bool is_filled_up = words.end - words.begin < kWordsOfHalf;  // by a tile, with zeros
+  if (has_last) add_unit<Codes, true>(left, view, end, chains);
+  constexpr size_t kUnitsOfHalf = kTileWords / 2 * kPerWord<Bfloat16> / Codes::kPerUnit;
+  const bool is_filled_up = units.end - units.begin < kUnitsOfHalf;  // by a tile, with zeros
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
     if (is_filled_up) {  // a zero makes -0, to which sums may have been flushed, +0
@@ -153,39 +167,57 @@ SIMD_INLINE void add_step(const float* left, const CodeView<kVectors>& view, Ran
   }
 }
 
+// What the codes of one group add to one row's sums.
+template <class Codes, int kVectors>
+SIMD_INLINE void multiply_group_as_tiles(const float* left, const CodeView<kVectors>& view,
+                                         Range units, float* products) {
+  constexpr size_t kUnitsOfStep = kTileWords * kPerWord<Bfloat16> / Codes::kPerUnit;
+  F32x16 acc[1][kVectors];
+  clear(acc);
+  for (size_t step = kUnitsOfStep; units.begin < units.end;) {
+    const size_t left_over = units.end - units.begin;
+    if (left_over < step) step = left_over < kUnitsOfStep / 2 ? left_over : kUnitsOfStep / 2;
+    add_step<Codes>(left, view, {units.begin, units.begin + step}, acc);
+    units.begin += step;
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) store(products + v * kLanes, acc[0][v]);
+}
+
 // One row, in the order of tiles but in registers: a tile would wait longer for its codes than they
 // take to be multiplied. Emerald Rapids, 1 shared core, November 2026, 896 to 896 from L2: 28 us of
 // int8 and 26 of int4, by tiles 41 and 44.
 template <class Codes, int kVectors>
 static __attribute__((noinline)) void multiply_row_as_tiles(const float* left,
-                                                            const QuantizedShape& shape,
                                                             const CodeView<kVectors>& view,
                                                             const RowSums& rows, float* sums) {
-  constexpr size_t kWordsOfStep = kTileWords * kPerWord<Bfloat16> / Codes::kPerWord;
-  constexpr size_t kGroupsAtOnce = 16;
+  constexpr size_t kGroupsAtOnce = NextNumbers<kVectors>::kGroups;
+  NextNumbers<kVectors> next;
   alignas(64) float products[kGroupsAtOnce][kVectors * kLanes];
-  std::memset(sums, 0, kVectors * kLanes * sizeof(float));
-  for (size_t first = 0; first < shape.groups(); first += kGroupsAtOnce) {
-    const size_t behind = first + kGroupsAtOnce;
-    const size_t end = behind < shape.groups() ? behind : shape.groups();
+  F32x16 total[1][kVectors];
+  clear(total);
+  for (size_t first = 0, all = view.shape.groups(); first < all; first += kGroupsAtOnce) {
+    const size_t end = first + kGroupsAtOnce < all ? first + kGroupsAtOnce : all;
     {
       const DenormalsAreZero scope;
       for (size_t g = first; g < end; ++g) {
-        Range words = words_of_group<Codes>(shape, g);
-        F32x16 acc[1][kVectors];
-        clear(acc);
-        for (size_t step = kWordsOfStep; words.begin < words.end;) {
-          const size_t left_over = words.end - words.begin;
-          if (left_over < step) step = left_over < kWordsOfStep / 2 ? left_over : kWordsOfStep / 2;
-          add_step<Codes>(left, view, {words.begin, words.begin + step}, acc);
-          words.begin += step;
-        }
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) store(products[g - first] + v * kLanes, acc[0][v]);
+        multiply_group_as_tiles<Codes>(left, view, units_of_group<Codes>(view.shape, g),
+                                       products[g - first]);
       }
     }
-    for (size_t g = first; g < end; ++g) add_group(view, g, rows, 1, products[g - first], sums);
+    const auto numbers = widen_numbers(view, {first, end}, next.scales, next.offsets);
+    for (size_t g = first; g < end; ++g) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const F32x16 product = load(products[g - first] + v * kLanes);
+        total[0][v] = fma(numbers.scale(v, g - first), product, total[0][v]);
+        if (rows.data == nullptr) continue;
+        total[0][v] = fma(numbers.offset(v, g - first), rows.of(0, g), total[0][v]);
+      }
+    }
   }
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) store(sums + v * kLanes, total[0][v]);
 }
 
 // The call has no other row, since for_each_block cuts evenly: none is left over alone.
@@ -193,7 +225,7 @@ template <class Codes, int kRows, int kVectors>
 static void multiply_few(const QuantizedProduct<Bfloat16Tiles>& product, size_t,
                          const CodeView<kVectors>& view, float* sums) {
   static_assert(kRows == 1, "tiles multiply more");
-  multiply_row_as_tiles<Codes>(product.widened, product.weight.shape, view, product.sums, sums);
+  multiply_row_as_tiles<Codes>(product.widened, view, product.sums, sums);
 }
 
 }  // namespace lora_serve::LORA_SERVE_PATH

@@ -191,7 +191,7 @@ static void norms_of_row(const ScreenNormsCall& call, size_t n) {
     for_each_vector(count, [&](size_t k, auto lanes) {
       store_lanes(wide + k, load_lanes(weight + begin + k, lanes), lanes);
     });
-    const double scale = widened(call.codes.scales(panel)[g * kLanes + lane]);
+    const double scale = widened(call.codes.bfloat16_scales(panel)[g * kLanes + lane]);
     for (size_t k = 0; k < count; ++k) {
       const uint32_t word = call.codes.codes(panel)[(begin + k) / 4 * kLanes + lane];
       const double value = wide[k];

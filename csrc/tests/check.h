@@ -57,6 +57,7 @@ void test_ggml_blocks();
 void test_halves(const Kernels& kernels, Dtype dtype);
 void test_linear(const Kernels& kernels, Dtype dtype);
 void test_quantized(const Kernels& kernels, Dtype dtype);
+void test_stored_codes(const Kernels& kernels, Dtype dtype);
 void test_experts(const Kernels& kernels, Dtype dtype);
 void test_lora(const Kernels& kernels, Dtype dtype);
 void test_rowwise(const Kernels& kernels, Dtype dtype);

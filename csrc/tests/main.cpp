@@ -16,6 +16,7 @@ int main() {
       tests::test_halves(*paths[i], dtype);
       tests::test_linear(*paths[i], dtype);
       tests::test_quantized(*paths[i], dtype);
+      tests::test_stored_codes(*paths[i], dtype);
       tests::test_experts(*paths[i], dtype);
       tests::test_lora(*paths[i], dtype);
       tests::test_rowwise(*paths[i], dtype);

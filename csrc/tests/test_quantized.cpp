@@ -25,12 +25,12 @@ std::vector<double> dequantized(const QuantizedWeight& packed) {
   for (size_t n = 0; n < shape.out_features; ++n) {
     const size_t panel = n / kLanes, lane = n % kLanes;
     for (size_t k = 0; k < shape.in_features; ++k) {
-      const size_t in_word = k % shape.per_word();
-      const uint32_t word = packed.codes(panel)[k / shape.per_word() * kLanes + lane];
+      const size_t in_word = k % shape.per_unit();
+      const uint32_t word = packed.codes(panel)[k / shape.per_unit() * kLanes + lane];
       const int code = shape.bits == 8
                            ? static_cast<int8_t>(word >> (8 * in_word))
                            : static_cast<int>(word >> (4 * kNibbleOf[in_word]) & 15) - 8;
-      const Bfloat16 scale = packed.scales(panel)[k / shape.group * kLanes + lane];
+      const Bfloat16 scale = packed.bfloat16_scales(panel)[k / shape.group * kLanes + lane];
       const uint32_t bits = static_cast<uint32_t>(scale.bits) << 16;
       float step;
       std::memcpy(&step, &bits, sizeof step);
@@ -103,50 +103,6 @@ void test_shape(const Kernels& kernels, Dtype dtype, int bits, bool activations,
   expect_same_bits(c, alone, y, "a row alone has the same bits");
 }
 
-// Codes, scales and offsets that a checkpoint has.
-void test_codes(const Kernels& kernels, Dtype dtype, int bits, Scales scales_kind, const Shape& s) {
-  const QuantizedShape shape{bits, s.group, s.out_features, s.in_features, scales_kind};
-  const Case c{&kernels, dtype,
-               std::to_string(bits) + " bits as stored, " + std::to_string(s.rows) + " x " +
-                   std::to_string(s.in_features) + " -> " + std::to_string(s.out_features)};
-  Workers three(3), one(1);
-  std::vector<int8_t> codes(s.out_features * s.in_features);
-  const int most = bits == 8 ? 127 : 7, num_codes = bits == 8 ? 255 : 16;
-  for (size_t i = 0; i < codes.size(); ++i) {
-    codes[i] = static_cast<int8_t>(most - static_cast<int>(i * 7 % num_codes));
-  }
-  std::vector<float> scales, offsets;
-  for (size_t i = 0; i < s.out_features * shape.groups(); ++i) {
-    scales.push_back(static_cast<float>(i % 11) * 0.003f - 0.01f);
-    offsets.push_back(static_cast<float>(i % 7) * 0.05f - 0.1f);
-  }
-  std::vector<double> weights;
-  for (size_t i = 0; i < codes.size(); ++i) {
-    const size_t g = i / s.in_features * shape.groups() + i % s.in_features / s.group;
-    weights.push_back(static_cast<double>(scales[g]) * codes[i] +
-                      (shape.has_offsets() ? offsets[g] : 0.0f));
-  }
-  const WordBuffer words = allocate_words(shape.packed_words());
-  kernels.pack_codes({codes.data(), scales.data(), shape.has_offsets() ? offsets.data() : nullptr,
-                      shape, words.get()},
-                     three);
-  const Array x = Array::random(dtype, s.rows * s.in_features, 1);
-  const Array bias = Array::random(dtype, s.out_features, 3);
-  const Array y = Array::nans(dtype, s.rows * s.out_features), alone = Array::nans(dtype, y.size());
-  const auto run = [&](size_t first, size_t rows, Workers& workers, const Array& to) {
-    kernels.quantized_linear(
-        {{dtype, x.at(first * s.in_features), nullptr, bias.data(), to.at(first * s.out_features),
-          rows, s.in_features, s.out_features},
-         {shape, words.get()},
-         false},
-        workers);
-  };
-  run(0, s.rows, three, y);
-  expect_close(c, y, exact(x, weights, bias, s));
-  for (size_t t = 0; t < s.rows; ++t) run(t, 1, one, alone);
-  expect_same_bits(c, alone, y, "a row alone has the same bits");
-}
-
 }  // namespace
 
 void test_quantized(const Kernels& kernels, Dtype dtype) {
@@ -154,9 +110,6 @@ void test_quantized(const Kernels& kernels, Dtype dtype) {
     for (const int bits : {8, 4}) {
       for (const bool activations : {false, true}) {
         test_shape(kernels, dtype, bits, activations, shape);
-      }
-      for (const Scales scales : {Scales::kFloat, Scales::kFloatWithOffset}) {
-        test_codes(kernels, dtype, bits, scales, shape);
       }
     }
   }

@@ -44,20 +44,21 @@ class PackedWeight:
     def parts(self) -> list[_MemoryPart]: ...
 
 class PackedQuantized:
-    """scales: bfloat16, float or float_with_offset."""
+    """layout: how codes, scales and offsets are stored, as packing chose it."""
 
     def __init__(
         self,
-        bits: int,
+        layout: Sequence[int],
         group: int,
         out_features: int,
         in_features: int,
-        scales: str,
         packed: _MemoryPart,
         /,
     ) -> None: ...
     @property
     def num_bytes(self) -> int: ...
+    @property
+    def layout(self) -> list[int]: ...
     @property
     def parts(self) -> list[_MemoryPart]: ...
 

@@ -15,11 +15,13 @@ class PackedParts:
     """A packed weight as bytes.
 
     what: the kind, shape and dtype of it. parts: the address and number of bytes of each piece;
-    none for a screen that the weight cannot have. owner: keeps them alive.
+    none for a screen that the weight cannot have. layout: what packing chose by looking at the
+    numbers; empty where there is nothing to choose. owner: keeps the parts alive.
     """
 
     what: str
     parts: tuple[tuple[int, int], ...]
+    layout: tuple[int, ...]
     owner: object
 
 

@@ -37,6 +37,21 @@ SIMD_INLINE U32x16 shift_right(U32x16 w, int n) {
 SIMD_INLINE U32x16 words_of(F32x16 x) {
   return {_mm256_castps_si256(x.lo), _mm256_castps_si256(x.hi)};
 }
+SIMD_INLINE U32x16 or_masked(U32x16 w, U32x16 x, uint32_t mask) {
+  const U32x16 masked = mask_words(x, mask);
+  return {_mm256_or_si256(w.lo, masked.lo), _mm256_or_si256(w.hi, masked.hi)};
+}
+SIMD_INLINE __m256i select_bits(__m256i mask, __m256i a, __m256i b) {
+  return _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b));
+}
+SIMD_INLINE U32x16 select_bits(uint32_t mask, U32x16 a, U32x16 b) {
+  const __m256i m = _mm256_set1_epi32(static_cast<int>(mask));
+  return {select_bits(m, a.lo, b.lo), select_bits(m, a.hi, b.hi)};
+}
+SIMD_INLINE U32x16 centred_bytes(U32x16 w) {
+  const __m256i middle = _mm256_set1_epi8(32);
+  return {_mm256_sub_epi8(w.lo, middle), _mm256_sub_epi8(w.hi, middle)};
+}
 
 SIMD_INLINE __m256 signed_byte(__m256i w, int i) {
   const __m256i top = _mm256_slli_epi32(w, 24 - 8 * i);
@@ -54,6 +69,12 @@ SIMD_INLINE F32x16 centred_nibble(U32x16 w, int i) {
   const U32x16 flipped = xor_words(w, 0x88888888u);
   return {signed_nibble(flipped.lo, i), signed_nibble(flipped.hi, i)};
 }
+
+SIMD_INLINE __m256 centred_five(__m256i w) {
+  const __m256i five = _mm256_and_si256(w, _mm256_set1_epi32(31));
+  return _mm256_cvtepi32_ps(_mm256_sub_epi32(five, _mm256_set1_epi32(16)));
+}
+SIMD_INLINE F32x16 centred_five(U32x16 w) { return {centred_five(w.lo), centred_five(w.hi)}; }
 
 // vpmaddubsw multiplies unsigned bytes by signed ones, and its sums of two saturate beyond 16 bits:
 // those of magnitudes of at most 128 by 127 do not, nor those of small bytes.
@@ -79,6 +100,11 @@ SIMD_INLINE F32x16 interleave_fours(F32x16 x) {
   return {_mm256_permutevar8x32_ps(x.lo, order), _mm256_permutevar8x32_ps(x.hi, order)};
 }
 
+SIMD_INLINE F32x16 load(const int8_t* p) {
+  const __m128i bytes = load_128(p);
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
 SIMD_INLINE void store_bytes(int8_t* p, F32x16 x) {
   const __m256i pairs = _mm256_packs_epi32(_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi));
   const __m256i ordered = _mm256_permute4x64_epi64(pairs, 0xd8);

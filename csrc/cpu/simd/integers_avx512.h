@@ -34,6 +34,20 @@ SIMD_INLINE U32x16 shift_right(U32x16 w, int n) {
   return {_mm512_srli_epi32(w.v, static_cast<unsigned>(n))};
 }
 SIMD_INLINE U32x16 words_of(F32x16 x) { return {_mm512_castps_si512(x.v)}; }
+// w | (x & mask)
+SIMD_INLINE U32x16 or_masked(U32x16 w, U32x16 x, uint32_t mask) {
+  const __m512i m = _mm512_set1_epi32(static_cast<int>(mask));
+  return {_mm512_ternarylogic_epi32(w.v, x.v, m, 0xf8)};
+}
+// Bits of a where the mask has them, of b elsewhere.
+SIMD_INLINE U32x16 select_bits(uint32_t mask, U32x16 a, U32x16 b) {
+  const __m512i m = _mm512_set1_epi32(static_cast<int>(mask));
+  return {_mm512_ternarylogic_epi32(m, a.v, b.v, 0xca)};
+}
+// Each byte, which is below 64, less 32.
+SIMD_INLINE U32x16 centred_bytes(U32x16 w) {
+  return {_mm512_sub_epi8(w.v, _mm512_set1_epi8(32))};
+}
 
 // Byte i of every word, with its sign.
 SIMD_INLINE F32x16 signed_byte(U32x16 w, int i) {
@@ -50,6 +64,14 @@ SIMD_INLINE F32x16 signed_byte(U32x16 w, int i) {
 SIMD_INLINE F32x16 centred_nibble(U32x16 w, int i) {
   const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
   return {_mm512_permutexvar_ps(shift_right(w, 4 * i).v, values)};
+}
+
+// The low five bits of every word, less 16.
+SIMD_INLINE F32x16 centred_five(U32x16 w) {
+  const __m512 low = _mm512_setr_ps(-16, -15, -14, -13, -12, -11, -10, -9, -8, -7, -6, -5, -4, -3,
+                                    -2, -1);
+  const __m512 high = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return {_mm512_permutex2var_ps(low, w.v, high)};
 }
 
 // What dot_bytes takes in the place of signed bytes: larger by so much, and unsigned then.
@@ -79,6 +101,10 @@ SIMD_INLINE F32x16 interleave_fours(F32x16 x) {
   return {_mm512_permutexvar_ps(order, x.v)};
 }
 
+SIMD_INLINE F32x16 load(const int8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
+}
 // Whole numbers in [-127, 127] as 16 bytes.
 SIMD_INLINE void store_bytes(int8_t* p, F32x16 x) {
   const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v));

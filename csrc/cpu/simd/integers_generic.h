@@ -23,6 +23,14 @@ SIMD_INLINE void store_words(uint32_t* p, U32x16 w) { std::memcpy(p, &w.v, sizeo
 SIMD_INLINE U32x16 xor_words(U32x16 w, uint32_t bits) { return {w.v ^ bits}; }
 SIMD_INLINE U32x16 shift_right(U32x16 w, int n) { return {w.v >> static_cast<uint32_t>(n)}; }
 SIMD_INLINE U32x16 words_of(F32x16 x) { return {reinterpret_cast<WordLanes>(x.v)}; }
+SIMD_INLINE U32x16 or_masked(U32x16 w, U32x16 x, uint32_t mask) { return {w.v | (x.v & mask)}; }
+SIMD_INLINE U32x16 select_bits(uint32_t mask, U32x16 a, U32x16 b) {
+  return {(a.v & mask) | (b.v & ~mask)};
+}
+// With its highest bit set no byte borrows from the next.
+SIMD_INLINE U32x16 centred_bytes(U32x16 w) {
+  return {((w.v | 0x80808080u) - 0x20202020u) ^ 0x80808080u};
+}
 
 SIMD_INLINE IntLanes signed_byte_of(U32x16 w, int i) {
   return reinterpret_cast<IntLanes>(w.v << static_cast<uint32_t>(24 - 8 * i)) >> 24;
@@ -32,6 +40,10 @@ SIMD_INLINE F32x16 signed_byte(U32x16 w, int i) {
 }
 SIMD_INLINE F32x16 centred_nibble(U32x16 w, int i) {
   return to_float(I32x16{reinterpret_cast<IntLanes>(mask_words(shift_right(w, 4 * i), 15).v) - 8});
+}
+
+SIMD_INLINE F32x16 centred_five(U32x16 w) {
+  return to_float(I32x16{reinterpret_cast<IntLanes>(mask_words(w, 31).v) - 16});
 }
 
 constexpr int kBytesRaisedBy = 128;
@@ -55,6 +67,11 @@ SIMD_INLINE F32x16 interleave_fours(F32x16 x) {
   return y;
 }
 
+SIMD_INLINE F32x16 load(const int8_t* p) {
+  F32x16 y;
+  SIMD_EACH_LANE y.v[i] = p[i];
+  return y;
+}
 SIMD_INLINE void store_bytes(int8_t* p, F32x16 x) {
   SIMD_EACH_LANE p[i] = static_cast<int8_t>(x.v[i]);
 }

@@ -58,6 +58,7 @@ class KeptPack(msgspec.Struct, frozen=True):
 
     what: str
     pieces: tuple[Piece, ...]
+    layout: tuple[int, ...]
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -104,7 +105,8 @@ def write_kept(
         for name, table in tables.items()
     }
     kept_packs = tuple(
-        KeptPack(pack.what, tuple(writer.piece(*part) for part in pack.parts)) for pack in packs
+        KeptPack(pack.what, tuple(writer.piece(*part) for part in pack.parts), pack.layout)
+        for pack in packs
     )
     header = msgspec.json.encode(
         _Header(key, taken, kept_tables, kept_packs, writer.num_bytes, writer.hexdigest())
@@ -145,7 +147,12 @@ def map_kept(descriptor: int, key: str, note: Callable[[int], object]) -> KeptFi
         header.taken,
         {name: _tensor(base, table) for name, table in header.tables.items()},
         tuple(
-            PackedParts(pack.what, tuple((base + at, count) for at, count in pack.pieces), mapped)
+            PackedParts(
+                pack.what,
+                tuple((base + at, count) for at, count in pack.pieces),
+                pack.layout,
+                mapped,
+            )
             for pack in header.packs
         ),
     )

@@ -54,7 +54,7 @@ class CpuPacking:
         return self._packed(
             f"{weight.dtype} {shape}",
             lambda: self._native.pack_weight(code, weight.data_ptr(), *shape),
-            lambda parts: PackedWeight(code, *shape, parts[0]),
+            lambda kept: PackedWeight(code, *shape, kept.parts[0]),
         )
 
     def quantized(self, weight: Tensor, form: CodeFormat) -> PackedQuantized:
@@ -64,15 +64,16 @@ class CpuPacking:
             lambda: self._native.pack_quantized(
                 code, weight.data_ptr(), form.bits, form.group, *shape
             ),
-            lambda parts: PackedQuantized(form.bits, form.group, *shape, "bfloat16", parts[0]),
+            lambda kept: PackedQuantized(kept.layout, form.group, *shape, kept.parts[0]),
+            lambda packed: packed.layout,
         )
 
     def codes(self, weight: QuantizedWeight) -> PackedQuantized:
-        """Scales and offsets are float32."""
+        """Scales and offsets are float32; they are packed in fewer bytes that give the same."""
         form, offsets, shape = weight.format, weight.offsets, _shape(weight.codes)
-        scales = "float" if offsets is None else "float_with_offset"
+        numbers = "scales" if offsets is None else "scales and offsets"
         return self._packed(
-            f"codes {shape} of {form.bits} bits by {form.group} with {scales}",
+            f"codes {shape} of {form.bits} bits by {form.group} with {numbers}",
             lambda: self._native.pack_codes(
                 weight.codes.data_ptr(),
                 weight.scales.data_ptr(),
@@ -81,7 +82,8 @@ class CpuPacking:
                 form.group,
                 *shape,
             ),
-            lambda parts: PackedQuantized(form.bits, form.group, *shape, scales, parts[0]),
+            lambda kept: PackedQuantized(kept.layout, form.group, *shape, kept.parts[0]),
+            lambda packed: packed.layout,
         )
 
     def screen(self, weight: Tensor) -> PackedScreen | None:
@@ -91,21 +93,25 @@ class CpuPacking:
         return self._packed(
             f"screen of {weight.dtype} {shape}",
             lambda: self._native.pack_screen(code, weight.data_ptr(), INT8.group, *shape),
-            lambda parts: PackedScreen(INT8.group, *shape, parts) if parts else None,
+            lambda kept: PackedScreen(INT8.group, *shape, list(kept.parts)) if kept.parts else None,
         )
 
     def _packed(
-        self, what: str, pack: Callable[[], Packed], of_parts: Callable[[list[_Part]], Packed]
+        self,
+        what: str,
+        pack: Callable[[], Packed],
+        of_kept: Callable[[PackedParts], Packed],
+        layout: Callable[[Packed], Sequence[int]] = lambda _: (),
     ) -> Packed:
         if self._kept is not None:
             kept = next(self._kept, None)
             if kept is None or kept.what != what:
                 raise NotAsKeptError(f"{kept.what if kept else 'nothing'} was kept, not {what}")
-            return of_parts(list(kept.parts))
+            return of_kept(kept)
         packed = pack()
         if self._noted is not None:
             parts = () if packed is None else tuple(packed.parts)
-            self._noted.append(PackedParts(what, parts, packed))
+            self._noted.append(PackedParts(what, parts, tuple(layout(packed)), packed))
         return packed
 
 
