@@ -1,1 +1,1 @@
-"""Kernels: contract.py says what they do, select.py which of them serve."""
+"""Kernels: contract/ says what they do, select.py which of them serve."""
