@@ -16,9 +16,10 @@ import torch
 
 from benchmarks.common.make_checkpoint import ModelShape
 from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
-from lora_serve.adapters.loader import AdapterLoader, AdapterSource
+from lora_serve.adapters.loader import AdapterLoader
 from lora_serve.adapters.location import HubAdapter
 from lora_serve.adapters.manager import AdapterManager
+from lora_serve.adapters.source import AdapterSource
 from lora_serve.adapters.threads import AdapterThreads
 from lora_serve.config import (
     CacheConfig,

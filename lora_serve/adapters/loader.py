@@ -10,28 +10,24 @@ effect in the order in which they came. All state belongs to the engine's thread
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
-from lora_serve.adapters.checkpoint import read_adapter
 from lora_serve.adapters.lanes import MAX_HUNG_READS, NUM_READS, Lane, LoadJob, ReadTask
-from lora_serve.adapters.location import HubAdapter, RemoteAdapter, S3Adapter, find_adapter
-from lora_serve.adapters.remote import copies, download, is_below, note_digest
+from lora_serve.adapters.location import RemoteAdapter
+from lora_serve.adapters.source import AdapterSource, make_source
 from lora_serve.adapters.threads import AdapterThreads, LoaderThreads
 from lora_serve.config import LoRAConfig
 from lora_serve.errors import (
     AdapterChangedError,
     AdapterError,
     AdapterUnavailableError,
-    HubNotAllowedError,
     LoraServeError,
     without_frames,
 )
@@ -84,40 +80,6 @@ class Loader(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterSource:
-    """Where adapters come from. Both are called in threads and may take for ever.
-
-    read: the checkpoint at a path, or what has to be downloaded first. download: its directory.
-    copies: directories with what was downloaded of it before and has had this digest.
-    """
-
-    read: Callable[[str], AdapterCheckpoint | RemoteAdapter]
-    download: Callable[[RemoteAdapter], str]
-    copies: Callable[[RemoteAdapter, str], Sequence[str]] = lambda adapter, digest: ()
-
-    def get(
-        self, place: str | RemoteAdapter, digest: str
-    ) -> AdapterCheckpoint | RemoteAdapter | str:
-        """Read what lies there, or download it. digest: which is wanted, in hexadecimal, or ""."""
-        if not isinstance(place, str):
-            return self.download(place)
-        found = self.read(place)
-        if isinstance(found, AdapterCheckpoint) or not digest:
-            return found
-        return self._copy(found, digest) or found
-
-    def _copy(self, adapter: RemoteAdapter, digest: str) -> AdapterCheckpoint | None:
-        """What was downloaded before, if it has the digest: then the place is not asked for it."""
-        for directory in self.copies(adapter, digest):
-            copy = None  # frees one before the next is read
-            with suppress(LoraServeError):  # a copy that cannot be used is none
-                copy = self.read(directory)
-                if isinstance(copy, AdapterCheckpoint) and copy.digest.hex() == digest:
-                    return copy
-        return None
-
-
 Outcome = AdapterCheckpoint | RemoteAdapter | str | LoraServeError
 Got = TypeVar("Got")
 
@@ -129,47 +91,7 @@ def make_loader(
     notify: Callable[[], None],
 ) -> AdapterLoader:
     """A loader of checkpoints that fit this model and these limits."""
-    operators_own = {path for _, path in config.modules}
-
-    def read(path: str) -> AdapterCheckpoint | RemoteAdapter:
-        if any(is_below(path, place) for place in config.resolver_buckets):
-            return S3Adapter(path)
-        roots = _roots_of(path, config)
-        found = find_adapter(path, roots)
-        if isinstance(found, HubAdapter):
-            if not {path, path.partition("@")[0]} & operators_own and not config.lora_allow_hub:
-                raise HubNotAllowedError(
-                    f"No adapter found for {path}: there is no such directory, and the hub is only "
-                    "asked where the server was started with --lora-allow-hub",
-                    "lora_path",
-                )
-            return found
-        checkpoint = read_adapter(
-            found,
-            lora_modules=model.lora_modules,
-            max_lora_rank=config.max_lora_rank,
-            vocabulary=model.vocabulary,
-            max_vocab_bytes=config.max_lora_vocab_bytes,
-            max_expert_rank=config.max_lora_expert_rank,
-            allowed_roots=roots,
-        )
-        note_digest(found, checkpoint.digest.hex(), config)
-        return checkpoint
-
-    source = AdapterSource(
-        read,
-        lambda adapter: download(adapter, config),
-        lambda adapter, digest: copies(adapter, config, digest),
-    )
-    return AdapterLoader(config, source, prepare, notify, AdapterThreads())
-
-
-def _roots_of(path: str, config: LoRAConfig) -> tuple[str, ...]:
-    """Where all that is read of an adapter must lie: below what it was resolved from, if it was."""
-    own = (*config.resolver_directories, config.lora_s3_cache_path)
-    places = [os.path.abspath(os.path.expanduser(place)) for place in own]
-    below = tuple(place for place in places if is_below(os.path.abspath(path), place))
-    return below[:1] or config.lora_allowed_roots
+    return AdapterLoader(config, make_source(config, model), prepare, notify, AdapterThreads())
 
 
 class AdapterLoader:

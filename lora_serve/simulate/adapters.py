@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
-from lora_serve.adapters.loader import AdapterLoader, AdapterSource
+from lora_serve.adapters.loader import AdapterLoader
 from lora_serve.adapters.location import RemoteAdapter
+from lora_serve.adapters.source import AdapterSource
 from lora_serve.adapters.threads import Work
 from lora_serve.config import LoRAConfig
 from lora_serve.identity import AdapterRef, NoAdapter

@@ -17,11 +17,11 @@ from lora_serve.adapters.loader import (
     MAX_SLOW,
     SLOW_SECONDS,
     AdapterLoader,
-    AdapterSource,
     LoadResult,
     make_loader,
 )
 from lora_serve.adapters.location import HubAdapter
+from lora_serve.adapters.source import AdapterSource
 from lora_serve.adapters.threads import AdapterThreads, Work
 from lora_serve.config import LoRAConfig
 from lora_serve.errors import (

@@ -216,7 +216,7 @@ def test_of_many_copies_the_one_with_the_digest_is_read_alone(
         num_reads += 1
         return read_adapter(*places, **options)
 
-    monkeypatch.setattr("lora_serve.adapters.loader.read_adapter", counted)
+    monkeypatch.setattr("lora_serve.adapters.source.read_adapter", counted)
     oldest = read(uri, kept, lora_modules, digests[0])
     assert isinstance(oldest, AdapterCheckpoint), oldest
     assert num_reads == 1

@@ -19,7 +19,8 @@ from pathlib import Path
 import zmq
 
 from lora_serve.adapters.lanes import LoadJob
-from lora_serve.adapters.loader import AdapterLoader, AdapterSource
+from lora_serve.adapters.loader import AdapterLoader
+from lora_serve.adapters.source import AdapterSource
 from lora_serve.adapters.threads import AdapterThreads
 from lora_serve.config import EngineConfig, KVEventsConfig, LoRAConfig
 from lora_serve.engine.core import process

@@ -14,8 +14,9 @@ from random import Random
 from typing import NoReturn
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
-from lora_serve.adapters.loader import AdapterLoader, AdapterSource
+from lora_serve.adapters.loader import AdapterLoader
 from lora_serve.adapters.manager import AdapterManager
+from lora_serve.adapters.source import AdapterSource
 from lora_serve.adapters.threads import AdapterThreads
 from lora_serve.config import LoRAConfig
 

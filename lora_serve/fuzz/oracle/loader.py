@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from random import Random
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
-from lora_serve.adapters.loader import AdapterLoader, AdapterSource, LoadResult
+from lora_serve.adapters.loader import AdapterLoader, LoadResult
 from lora_serve.adapters.location import HubAdapter, RemoteAdapter
+from lora_serve.adapters.source import AdapterSource
 from lora_serve.adapters.threads import Work
 from lora_serve.config import LoRAConfig
 from lora_serve.engine.core.executor import Executor
