@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from lora_serve.distributed.shares import RankPlace
 from lora_serve.errors import ConfigError
 from lora_serve.kv_groups import KVGroup
 from lora_serve.models.base import KVSpec
@@ -37,6 +38,11 @@ class KVLayout:
     def by_layer(self, caches: Sequence[Tensor]) -> list[Tensor]:
         """The cache of each layer."""
         return [caches[cache] for cache in self.cache_of]
+
+
+def layout_of_rank(specs: Sequence[KVSpec], place: RankPlace) -> KVLayout:
+    """The layout of what one rank keeps, of layers that have these specs as a whole."""
+    return kv_layout([spec.of_rank(place) for spec in specs])
 
 
 def kv_layout(specs: Sequence[KVSpec]) -> KVLayout:

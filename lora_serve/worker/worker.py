@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from msgspec import structs
-from torch import Tensor
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.config import CacheConfig, DraftModelConfig, LoRAConfig, ModelConfig
 from lora_serve.distributed.agreement import least, require_equal
 from lora_serve.distributed.group import ALONE, Group
 from lora_serve.distributed.shares import RankPlace, place_of
-from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
-from lora_serve.kv_groups import KVNeeds
+from lora_serve.identity import BASE_MODEL
 from lora_serve.model_info import ModelInfo, Vocabulary
-from lora_serve.models.base import (
-    LinearLayout,
-    lora_modules,
-    num_parameters,
-    vocabulary_linears,
-)
+from lora_serve.models.base import LinearLayout, lora_modules, num_parameters
 from lora_serve.ops.block_rows import RowsRead
 from lora_serve.ops.cpu.threads import default_num_threads
 from lora_serve.step import (
@@ -38,29 +28,14 @@ from lora_serve.step import (
 from lora_serve.worker.adapter_weights import AdapterWeights, PreparedAdapter
 from lora_serve.worker.device import Device, Event, open_device
 from lora_serve.worker.draft_model import DraftModel, Guessing
-from lora_serve.worker.kv_cache import (
-    NO_DRAFT_BLOCKS,
-    DraftBlocks,
-    allocate_kv_caches,
-    kv_block_bytes,
-    num_kv_blocks,
-)
-from lora_serve.worker.kv_layout import KVLayout, kv_layout
+from lora_serve.worker.kv_cache import allocate_kv_caches
+from lora_serve.worker.kv_layout import layout_of_rank
+from lora_serve.worker.kv_sizing import KVSizing
 from lora_serve.worker.kv_transfer import KVTransfer, layout_fingerprint
-from lora_serve.worker.largest_steps import StepLimits, largest_adapter, largest_steps
 from lora_serve.worker.loaded_model import LoadedModel, load_model
-from lora_serve.worker.memory import (
-    GpuMemory,
-    Room,
-    cpu_room,
-    largest_adapter_bytes,
-    largest_vocabulary_bytes,
-)
 from lora_serve.worker.model_runner import ModelRunner, SubmittedBatch
 from lora_serve.worker.rank_shares import KVShares, bias_shares
 from lora_serve.worker.runners import RunnerSettings
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +126,15 @@ class Worker:
         )
         if self._draft_config is not None:
             self._draft_model = DraftModel(self._draft_config, model, self._cache.block_size)
-        layout = self._kv_layout(model, self._place)
-        num_blocks = least(self._group, self._num_kv_blocks(model, layout, free_bytes))
-        kv_caches = self._kv_caches(model, layout, num_blocks)
+        sizing = self._kv_sizing(model, linears)
+        num_blocks = least(self._group, sizing.num_blocks(free_bytes))
+        kv_specs = model.spec.kv_specs()
+        layout = layout_of_rank(kv_specs, self._place)
+        kv_caches = allocate_kv_caches(
+            layout.cache_specs, model.ops, num_blocks, self._cache.block_size, model.dtype
+        )
         self._transfer = KVTransfer(kv_caches, len(layout.groups))
-        num_kv_heads = self._kv_layout(model, RankPlace()).cache_specs[0].num_kv_heads
+        num_kv_heads = layout_of_rank(kv_specs, RankPlace()).cache_specs[0].num_kv_heads
         self.kv_shares = KVShares(num_kv_heads, head_bytes=kv_caches[0][0, 0, 0].nbytes)
         recorder = self._settings.recorder(model, layout, kv_caches)
         self._runner = self._settings.runner(
@@ -258,87 +237,18 @@ class Worker:
         assert step.num_tokens <= self._max_num_batched_tokens, f"step of {step.num_tokens} tokens"
         assert num_loras <= self._lora.max_loras, f"step of {num_loras} adapters"
 
-    def _kv_layout(self, model: LoadedModel, place: RankPlace) -> KVLayout:
-        return kv_layout([spec.of_rank(place) for spec in model.spec.kv_specs()])
-
-    def _num_kv_blocks(self, model: LoadedModel, layout: KVLayout, free_bytes: int) -> int:
-        """Count those that this rank has room for, if others have as much for each of their heads.
-
-        free_bytes: before the model was loaded.
-        """
-        each = [self._kv_block_bytes(model, self._kv_layout(model, p)) for p in self._place.all()]
-        block_bytes, parts = sum(each), sum(each) / each[self._place.rank]
-        if model.device.counts_memory:
-            memory = self._warm_up(model, layout, free_bytes)
-            find_room = partial(_gpu_room, model.device, memory, parts)
-        else:
-            find_room = partial(self._cpu_room, model, layout, block_bytes, parts)
-        return num_kv_blocks(self._cache, block_bytes, find_room, self._draft_blocks(parts))
-
-    def _draft_blocks(self, parts: float = 1.0) -> DraftBlocks:
-        """The draft model's, which take memory of this rank alone. parts: as of `_cpu_room`."""
-        if self._draft_model is None:
-            return NO_DRAFT_BLOCKS
-        blocks = self._draft_model.blocks
-        return replace(blocks, block_bytes=int(blocks.block_bytes * parts))
-
-    def _kv_block_bytes(self, model: LoadedModel, layout: KVLayout) -> int:
-        return kv_block_bytes(layout.cache_specs, model.ops, self._cache.block_size, model.dtype)
-
-    def _kv_caches(self, model: LoadedModel, layout: KVLayout, num_blocks: int) -> list[Tensor]:
-        block_size = self._cache.block_size
-        return allocate_kv_caches(
-            layout.cache_specs, model.ops, num_blocks, block_size, model.dtype
-        )
-
-    def _cpu_room(
-        self, model: LoadedModel, layout: KVLayout, block_bytes: int, parts: float
-    ) -> Room:
-        """What there is for the KV of all ranks. parts: how many times this rank's that is."""
-        in_flight = 2 * self._max_num_batched_tokens  # where steps overlap
-        needs = KVNeeds(layout.groups, self._cache.block_size, in_flight)
-        most_blocks = self._max_num_seqs * needs.blocks_of_request(model.max_model_len)
-        free_bytes = model.device.free_bytes()
-        if self._node_free_bytes is not None:
-            free_bytes = min(free_bytes, int(self._node_free_bytes() * parts))
-        utilization = self._cache.gpu_memory_utilization
-        draft = self._draft_blocks()
-        most_bytes = most_blocks * block_bytes + draft.most * draft.block_bytes
-        return cpu_room(free_bytes, utilization, most_bytes)
-
-    def _warm_up(self, model: LoadedModel, layout: KVLayout, free_bytes: int) -> GpuMemory:
-        """Run the largest steps: all kernels are compiled for them, and their memory is measured.
-
-        free_bytes: before the model was loaded.
-        """
-        device, lora = model.device, self._lora
-        weight_bytes = free_bytes - device.free_bytes()
-        kv_caches = self._kv_caches(model, layout, 1)
-        runner = self._settings.runner(model, layout, kv_caches, self._adapters, None, self._group)
-        with self._largest_adapter(model) as adapter:
-            steps = largest_steps(self._step_limits(model, layout), adapter)
-            peaks = [device.peak_bytes(partial(runner.submit, step)) for step in steps]
-        recorder = self._settings.recorder(model, layout, kv_caches)
-        graph_bytes = device.peak_bytes(recorder.largest()) if recorder is not None else 0
-        if self._draft_model is not None:
-            step_bytes, its_graph_bytes = self._draft_model.measure()
-            peaks.append(step_bytes)
-            graph_bytes += its_graph_bytes
-        itemsize = model.dtype.itemsize
-        linears, experts = self._linears_and_experts()
-        adapter_bytes = largest_adapter_bytes(linears, lora.max_lora_rank, itemsize)
-        adapter_bytes += largest_adapter_bytes(experts, lora.max_lora_expert_rank or 0, itemsize)
-        adapter_bytes += largest_vocabulary_bytes(
-            model.vocabulary, lora.max_lora_rank, itemsize, lora.max_lora_vocab_bytes
-        )
-        return GpuMemory(
-            free=free_bytes,
-            utilization=self._cache.gpu_memory_utilization,
-            weights=weight_bytes,
-            step=max(peaks),
-            graphs=graph_bytes,  # all of a model share the memory of the largest
-            # While one is packed, its tensors are there a second time.
-            adapters=(lora.cpu_lora_limit + 1) * adapter_bytes if lora.enable_lora else 0,
+    def _kv_sizing(self, model: LoadedModel, linears: Sequence[LinearLayout]) -> KVSizing:
+        return KVSizing(
+            model=model,
+            settings=self._settings,
+            cache=self._cache,
+            lora=self._lora,
+            max_logprobs=self._config.max_logprobs,
+            linears=linears,
+            adapters=self._adapters,
+            group=self._group,
+            node_free_bytes=self._node_free_bytes,
+            draft_model=self._draft_model,
         )
 
     @property
@@ -352,49 +262,3 @@ class Worker:
             most_recorded_rows=self._config.max_cudagraph_capture_size,
             with_lora=self._lora.enable_lora,
         )
-
-    def _step_limits(self, model: LoadedModel, layout: KVLayout) -> StepLimits:
-        return StepLimits(
-            max_num_seqs=self._max_num_seqs,
-            max_num_batched_tokens=self._max_num_batched_tokens,
-            max_model_len=model.max_model_len,
-            max_logprobs=self._config.max_logprobs,
-            vocab_size=model.spec.vocab_size,
-            block_size=self._cache.block_size,
-            num_groups=len(layout.groups),
-            max_draft_rows=self._max_draft_rows,
-        )
-
-    def _linears_and_experts(self) -> tuple[list[LinearLayout], list[LinearLayout]]:
-        """What this rank computes of the linear layers that adapters may change."""
-        own = [linear.of_rank(self._place) for linear in self.linears]
-        experts = [linear for linear in own if linear.expert is not None]
-        return [linear for linear in own if linear.expert is None], experts
-
-    @contextmanager
-    def _largest_adapter(self, model: LoadedModel) -> Iterator[AdapterRef | NoAdapter]:
-        """Keep the largest adapter on the device meanwhile, if adapters are served at all."""
-        if not self._lora.enable_lora:
-            yield BASE_MODEL
-            return
-        linears, experts = self._linears_and_experts()
-        of_vocabulary = vocabulary_linears(model.vocabulary)
-        linears += [layout.of_rank(self._place) for layout in of_vocabulary]
-        adapter = largest_adapter(
-            lora_modules(linears),
-            self._lora.max_lora_rank,
-            model.vocabulary,
-            lora_modules(experts),
-            self._lora.max_lora_expert_rank or 0,
-        )
-        self._adapters.prepare(adapter)
-        self._adapters.change((), (adapter.digest,))
-        yield AdapterRef(adapter.path, adapter.digest)
-        self._adapters.change((adapter.digest,), ())
-
-
-def _gpu_room(device: Device, memory: GpuMemory, parts: float) -> Room:
-    """What there is for the KV of all ranks. parts: how many times this rank's that is."""
-    room = memory.room()
-    logger.info("%s: %s leaves %d bytes for KV", device.name, memory, room.num_bytes)
-    return replace(room, num_bytes=int(room.num_bytes * parts))

@@ -23,7 +23,7 @@ from lora_serve.models.source import load_spec
 from lora_serve.ops.contract import Ops
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, ScheduledRequest, SchedulerOutput
-from lora_serve.worker import loaded_model, worker
+from lora_serve.worker import kv_sizing, loaded_model
 from lora_serve.worker.largest_steps import StepLimits, largest_steps
 from lora_serve.worker.rank_shares import adapter_share
 from lora_serve.worker.worker import Worker
@@ -94,7 +94,7 @@ class WatchedWorker:
         )
         with (
             mock.patch.object(loaded_model, "choose_ops", self._choose_ops),
-            mock.patch.object(worker, "largest_steps", self._largest_steps),
+            mock.patch.object(kv_sizing, "largest_steps", self._largest_steps),
         ):
             self.worker.load()
         spec, place = load_spec(model), place_of(group)
