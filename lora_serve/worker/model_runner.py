@@ -28,7 +28,8 @@ from lora_serve.step import (
     accepted,
 )
 from lora_serve.worker.adapter_weights import AdapterWeights
-from lora_serve.worker.batch_builder import BatchBuilder, BatchRows, PendingTokens
+from lora_serve.worker.batch_builder import BatchBuilder
+from lora_serve.worker.batch_rows import BatchRows, PendingTokens
 from lora_serve.worker.device import Device
 from lora_serve.worker.pooling import pooled_rows, summed_rows
 from lora_serve.worker.step_graphs import StepGraphs

@@ -21,7 +21,8 @@ from torch import Tensor
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.ops.contract import StepPlans
 from lora_serve.ops.recorded_steps import Record, RecordedWork
-from lora_serve.worker.batch_builder import BatchRows, PendingTokens, by_layer
+from lora_serve.worker.batch_builder import by_layer
+from lora_serve.worker.batch_rows import BatchRows, PendingTokens
 from lora_serve.worker.device import Device
 
 _PADDING_SLOT = -1

@@ -10,7 +10,8 @@ from lora_serve.ops.contract import PackedAdapter
 from lora_serve.ops.reference import REFERENCE
 from lora_serve.prompts import PlacedRows
 from lora_serve.step import NOTHING_ASKED, AskedOutputs, ScheduledRequest
-from lora_serve.worker.batch_builder import BatchBuilder, BatchRows
+from lora_serve.worker.batch_builder import BatchBuilder
+from lora_serve.worker.batch_rows import BatchRows
 from lora_serve.worker.device import CpuDevice
 from tests.fakes.asked import sampling, scoring
 from tests.fakes.bare_model import SAMPLE

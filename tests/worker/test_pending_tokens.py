@@ -21,7 +21,8 @@ from lora_serve.ops.recorded_steps import RecordedWork
 from lora_serve.ops.reference import REFERENCE
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, ScheduledRequest, SchedulerOutput
-from lora_serve.worker.batch_builder import BatchBuilder, BatchRows, PendingTokens
+from lora_serve.worker.batch_builder import BatchBuilder
+from lora_serve.worker.batch_rows import BatchRows, PendingTokens
 from lora_serve.worker.step_graphs import GraphBuffers, StepGraph, StepKind
 from lora_serve.worker.worker import Worker
 from tests.fakes.asked import sampling

@@ -18,7 +18,7 @@ from lora_serve.ops.reference import REFERENCE
 from lora_serve.ops.select import available_ops
 from lora_serve.prompts import PlacedRows
 from lora_serve.step import ScheduledRequest
-from lora_serve.worker.batch_builder import BatchRows, PendingTokens
+from lora_serve.worker.batch_rows import BatchRows, PendingTokens
 from lora_serve.worker.step_graphs import (
     GraphBuffers,
     GraphSizes,
