@@ -11,12 +11,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from lora_serve.structured_output import client, process, wire
+from lora_serve.structured_output import client, grammar_server, wire
 from lora_serve.structured_output.answers import Answers, GrammarCache
 from lora_serve.structured_output.at_work import AtWork
 from lora_serve.structured_output.client import GrammarProcess
+from lora_serve.structured_output.grammar_server import GrammarServer
 from lora_serve.structured_output.guesses import FollowedGuess, GuessQueue
-from lora_serve.structured_output.process import GrammarServer
 from lora_serve.structured_output.service import MaskReply, NewTokens
 from lora_serve.structured_output.wire import Advance, Close, Open
 from lora_serve.structured_outputs import NO_GUESS, Guess, StructuredOutput
@@ -66,7 +66,7 @@ def test_all_masks_that_are_owed_come_before_guesses_are_followed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for limit in ("GUESS_SECONDS", "SLOW_SECONDS"):  # however slow the machine is
-        monkeypatch.setattr(process, limit, 60.0)
+        monkeypatch.setattr(grammar_server, limit, 60.0)
     server = server_of(grammar(), grammar())
     asked(server, "0", "1")
     assert server._work() == []

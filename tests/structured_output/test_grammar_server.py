@@ -15,8 +15,8 @@ from lora_serve.errors import InvalidRequestError
 from lora_serve.structured_output import llguidance
 from lora_serve.structured_output.answers import Answers, GrammarCache
 from lora_serve.structured_output.at_work import AtWork
+from lora_serve.structured_output.grammar_server import _MAX_REFUSALS, Compiled, GrammarServer
 from lora_serve.structured_output.llguidance import LLGuidanceBackend
-from lora_serve.structured_output.process import _MAX_REFUSALS, Compiled, GrammarServer
 from lora_serve.structured_output.service import MaskReply, NewTokens
 from lora_serve.structured_output.trial import Outcome
 from lora_serve.structured_output.wire import Advance, Close, Open
