@@ -194,7 +194,7 @@ async def _serve(
     catalog: CatalogConfig,
 ) -> None:
     from lora_serve.engine.frontend.async_engine import AsyncEngine  # slow to import
-    from lora_serve.server.adapter_names import opened_names
+    from lora_serve.server.adapter_names.opening import opened_names
     from lora_serve.server.admin.adapter_spool import AdapterSpool, reading_spool
     from lora_serve.server.app import run_server
 

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 from lora_serve.catalog.rollout import LEASE_SECONDS
 from lora_serve.errors import LoraServeError
-from lora_serve.server.adapter_names import AdapterNames
+from lora_serve.server.adapter_names.base import AdapterNames
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from lora_serve.fleet.asgi_call import answer_of, whole_answer
 from lora_serve.fleet.lost_replicas import lost_ones_forgotten
 from lora_serve.fleet.messages import AnswerHead, RequestHead, WholeAnswer
 from lora_serve.fleet.reports import Reporter, Stats
-from lora_serve.server.adapter_names import AdapterNames, opened_names
+from lora_serve.server.adapter_names.base import AdapterNames
+from lora_serve.server.adapter_names.opening import opened_names
 from lora_serve.server.admin.adapter_spool import AdapterSpool, reading_spool
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import KeyRing

@@ -21,7 +21,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from lora_serve import __version__
 from lora_serve.config import ServerConfig
 from lora_serve.errors import LoraServeError
-from lora_serve.server.adapter_names import AdapterNames, LocalNames
+from lora_serve.server.adapter_names.base import AdapterNames
+from lora_serve.server.adapter_names.local import LocalNames
 from lora_serve.server.admin.aborts import aborts_router
 from lora_serve.server.admin.adapter_spool import AdapterSpool
 from lora_serve.server.admin.adapters import adapters_router

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lora_serve.config import ServerConfig
-from lora_serve.server.adapter_names import AdapterNames
+from lora_serve.server.adapter_names.base import AdapterNames
 from lora_serve.server.admin.adapter_spool import AdapterSpool
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import KeyRing

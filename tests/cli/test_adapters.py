@@ -18,7 +18,8 @@ from lora_serve.cli.adapters_actions import list_adapters
 from lora_serve.cli.main import main
 from lora_serve.cli.remote import Remote, ServedModel, UnreachableError
 from lora_serve.errors import ChangeUnknownError
-from lora_serve.server.adapter_names import Loaded, LocalNames
+from lora_serve.server.adapter_names.base import Loaded
+from lora_serve.server.adapter_names.local import LocalNames
 from lora_serve.server.admin.protocol import AdapterWish
 from tests.cli.conftest import FakeServer
 from tests.fakes.adapter_files import lora_tensors, write_adapter

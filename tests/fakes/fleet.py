@@ -10,7 +10,8 @@ from lora_serve.fleet.messages import AnswerHead, ReplicaLostError, RequestHead,
 from lora_serve.fleet.replica import Replica
 from lora_serve.fleet.reports import report_of
 from lora_serve.fleet.routing import POLICIES, Router, RoutingRequest
-from lora_serve.server.adapter_names import AdapterNames, LocalNames
+from lora_serve.server.adapter_names.base import AdapterNames
+from lora_serve.server.adapter_names.local import LocalNames
 from lora_serve.server.app import create_app
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.http.auth import KeyRing

@@ -21,7 +21,9 @@ from lora_serve.errors import (
 )
 from lora_serve.fleet.ingress import ingress_app
 from lora_serve.identity import BASE_MODEL, NoAdapter
-from lora_serve.server.adapter_names import AdapterNames, LocalNames, opened_names
+from lora_serve.server.adapter_names.base import AdapterNames
+from lora_serve.server.adapter_names.local import LocalNames
+from lora_serve.server.adapter_names.opening import opened_names
 from lora_serve.server.admin.protocol import AdapterWish
 from tests.fakes.engine import MODEL, FakeEngine, write_adapter
 from tests.fakes.fleet import LocalFleet

@@ -7,7 +7,7 @@ from pathlib import Path
 from lora_serve.config import CatalogConfig, ServerConfig
 from lora_serve.errors import AdapterNotFoundError
 from lora_serve.fleet.replica import Replica
-from lora_serve.server.adapter_names import opened_names
+from lora_serve.server.adapter_names.opening import opened_names
 from lora_serve.server.admin.protocol import AdapterWish
 from lora_serve.server.app import create_app
 from lora_serve.server.http.auth import KeyRing

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 
 from lora_serve.config import CatalogConfig, EngineConfig, LoRAConfig, ModelConfig, ServerConfig
-from lora_serve.server.adapter_names import AdapterNames, opened_names
+from lora_serve.server.adapter_names.base import AdapterNames
+from lora_serve.server.adapter_names.opening import opened_names
 from lora_serve.server.app import create_app
 from tests.fakes.engine import FakeEngine
 

@@ -18,7 +18,8 @@ from lora_serve.catalog.rollout import ReplicaState, Rollout, State
 from lora_serve.cli.adapters_actions import _version_before
 from lora_serve.config import CatalogConfig, EngineConfig, LoRAConfig, ModelConfig, ServerConfig
 from lora_serve.errors import AdapterNotFoundError, CatalogUnavailableError, ConfigError
-from lora_serve.server.adapter_names import LocalNames, member_of
+from lora_serve.server.adapter_names.local import LocalNames
+from lora_serve.server.adapter_names.opening import member_of
 from lora_serve.server.app import create_app
 from tests.fakes.engine import FakeEngine, write_adapter
 from tests.server.catalogued_servers import Fleet

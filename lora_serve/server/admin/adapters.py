@@ -25,7 +25,8 @@ from lora_serve.errors import (
     LoraServeError,
 )
 from lora_serve.messages import AdapterInfo
-from lora_serve.server.adapter_names import Loaded, no_bodies
+from lora_serve.server.adapter_names.base import Loaded
+from lora_serve.server.adapter_names.catalogued import no_bodies
 from lora_serve.server.admin.adapter_tensors import check_checksums, read_tensors
 from lora_serve.server.admin.answers import (
     AdapterChangeList,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from lora_serve.catalog.records import Record
 from lora_serve.catalog.rollout import Rollout
 from lora_serve.errors import CatalogUnavailableError
-from lora_serve.server.adapter_names import AdapterNames
+from lora_serve.server.adapter_names.base import AdapterNames
 from lora_serve.server.admin.answers import ReplicaState, RolloutCard
 from lora_serve.server.openai.answers import ModelCard
 

@@ -24,7 +24,7 @@ from lora_serve.errors import AdapterNotFoundError, InvalidRequestError
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.outputs import OutputDelta, RequestOutput, count_logprobs
 from lora_serve.sampling_params import SamplingParams
-from lora_serve.server.adapter_names import AdapterNames
+from lora_serve.server.adapter_names.base import AdapterNames
 from lora_serve.server.context import ServerContext
 from lora_serve.server.engine_api import Engine
 from lora_serve.server.field_names import field_names

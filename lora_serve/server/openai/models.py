@@ -20,7 +20,7 @@ from lora_serve.config import EngineConfig
 from lora_serve.errors import ASK_FOR_BASE_MODEL, AdapterNotFoundError
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.messages import AdapterInfo
-from lora_serve.server.adapter_names import AdapterNames, NotServed
+from lora_serve.server.adapter_names.base import AdapterNames, NotServed
 from lora_serve.server.admin.query import Query
 from lora_serve.server.admin.rollouts import with_rollouts
 from lora_serve.server.engine_api import Engine

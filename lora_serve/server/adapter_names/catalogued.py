@@ -1,46 +1,35 @@
-"""What adapters' names stand for: on this server alone, or on all that share a catalog.
-
-The one place of the server through which names change and requests for them pass. Without a catalog
-that is the engine's own business.
-"""
+"""Adapters' names that a catalog holds: a change here is written there, and all servers follow."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
 import re
-import socket
 import time
-import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Collection, Iterator, Sequence
 
 from msgspec.structs import replace
 
 from lora_serve.catalog import plan
 from lora_serve.catalog.opening import open_store
-from lora_serve.catalog.records import Failure, Member, Record, Standing
+from lora_serve.catalog.records import Member, Record, Standing
 from lora_serve.catalog.replica import CatalogReplica
 from lora_serve.catalog.rollout import Rollout, rollout_of
-from lora_serve.config import CatalogConfig, ServerConfig
+from lora_serve.config import CatalogConfig
 from lora_serve.engine.frontend.resolver import AdapterResolver
 from lora_serve.errors import (
     AdapterError,
     AdapterExistsError,
     CatalogUnavailableError,
     ChangeUnknownError,
-    LoraServeError,
-    NotFoundError,
 )
 from lora_serve.identity import BASE_MODEL, EVERYTHING, Everything, NoAdapter
 from lora_serve.messages import AdapterInfo
 from lora_serve.observability.log import quoted
 from lora_serve.observability.metrics import CatalogFigures
+from lora_serve.server.adapter_names.base import Loaded, NotServed
 from lora_serve.server.admin.adapter_changes import MAX_CHANGES, AdapterChanges
 from lora_serve.server.admin.answers import AdapterChange
 from lora_serve.server.admin.protocol import AdapterWish
@@ -49,137 +38,6 @@ from lora_serve.server.engine_api import Engine
 logger = logging.getLogger(__name__)
 
 _SNAPSHOT = re.compile(r"/snapshots/([0-9a-f]{40})$")  # in the hub's cache
-START_SECONDS = 10.0  # for which a start waits for the catalog; then it goes on without
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What stands under a name after a load. rollout: how far it came, where there is a catalog."""
-
-    adapter: AdapterInfo
-    rollout: Rollout | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NotServed:
-    """A name of the catalog that this server has no version of.
-
-    failure: why; None while it is being loaded. refusal: what a request for it is told.
-    """
-
-    record: Record
-    failure: Failure | None
-    refusal: LoraServeError
-
-
-class AdapterNames(Protocol):
-    """`LocalNames` or `CataloguedNames`. by: who asks, as the log calls them."""
-
-    changes: AdapterChanges
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other servers follow."""
-
-    @property
-    def replica_id(self) -> str | None:
-        """What this server is called among them; None without a catalog."""
-
-    @property
-    def catalog(self) -> str | None:
-        """Where names stand, and as whom this server is known there, for people; None without."""
-
-    @property
-    def unable(self) -> Collection[str]:
-        """Names that this server refuses, because it cannot have what the catalog says of them."""
-
-    def not_served(self) -> Iterator[NotServed]:
-        """Names that stand for something, though not on this server yet."""
-
-    def check_ready(self) -> None:
-        """Raise CatalogUnavailableError until it is known which adapters there are."""
-
-    async def admit(self, name: str | NoAdapter) -> None:
-        """Wait until a request for this name may go to the engine.
-
-        Raises:
-            AdapterUnavailableError, CatalogUnavailableError: it may not, for now.
-        """
-
-    async def load(self, wish: AdapterWish, by: str) -> Loaded:
-        """Load an adapter, on all servers. Raises AdapterError, CatalogUnavailableError."""
-
-    async def unload(self, name: str, by: str) -> Rollout | None:
-        """Take a name away, on all servers. Raises AdapterError, CatalogUnavailableError."""
-
-    async def reset(self, name: str | Everything, by: str) -> bool:
-        """Forget KV: of a name on all servers, or everything on this one. Whether all is done."""
-
-    async def rollouts(self, names: Sequence[str]) -> dict[str, Rollout]:
-        """How far the last changes of these names came; nothing without a catalog.
-
-        Raises:
-            CatalogUnavailableError: the store cannot be asked.
-        """
-
-    async def standings(self) -> Sequence[Standing]:
-        """The servers of the catalog; none without one. Raises CatalogUnavailableError."""
-
-    async def forget(self, replica_id: str) -> None:
-        """Wait no longer for a server that is gone. Raises NotFoundError, InvalidRequestError."""
-
-
-class LocalNames:
-    """Names of this server alone."""
-
-    is_shared = False
-    replica_id = catalog = None
-    unable: Collection[str] = ()
-
-    def __init__(self, engine: Engine) -> None:
-        self.changes = AdapterChanges()
-        self._engine = engine
-        self._resolver = AdapterResolver(engine.config.lora, engine.load_lora_adapter)
-
-    def not_served(self) -> Iterator[NotServed]:
-        return iter(())
-
-    def check_ready(self) -> None:
-        pass
-
-    async def admit(self, name: str | NoAdapter) -> None:
-        if name is not BASE_MODEL and self._engine.adapter(name) is None:
-            await self._resolver.resolve(name)  # of what is nowhere, the engine tells
-
-    async def load(self, wish: AdapterWish, by: str) -> Loaded:
-        return Loaded(
-            await self._engine.load_lora_adapter(
-                wish.lora_name,
-                wish.lora_path,
-                wish.load_inplace,
-                pinned=wish.pinned,
-                digest=wish.digest,
-            )
-        )
-
-    async def unload(self, name: str, by: str) -> Rollout | None:
-        await self._engine.unload_lora_adapter(name)
-        return None
-
-    async def reset(self, name: str | Everything, by: str) -> bool:
-        return await self._engine.reset_prefix_cache(name)
-
-    async def rollouts(self, names: Sequence[str]) -> dict[str, Rollout]:
-        return {}
-
-    async def standings(self) -> Sequence[Standing]:
-        return ()
-
-    async def forget(self, replica_id: str) -> None:
-        raise NotFoundError(
-            f"no replica '{replica_id}': this server was started without --lora-catalog",
-            "replica_id",
-        )
 
 
 class CataloguedNames:
@@ -356,58 +214,6 @@ def _source(asked: str, found: str) -> str:
     revision = _SNAPSHOT.search(found)
     is_hub = revision is not None and not os.path.isdir(os.path.expanduser(asked))
     return f"{asked}@{revision[1]}" if is_hub and revision and "@" not in asked else asked
-
-
-@asynccontextmanager
-async def opened_names(
-    engine: Engine, server: ServerConfig, config: CatalogConfig
-) -> AsyncIterator[AdapterNames]:
-    """Names for as long as the server runs. At the end this server signs off from its catalog.
-
-    Raises:
-        AdapterError: an adapter of --lora-modules cannot be loaded into the catalog.
-    """
-    if not config.lora_catalog:
-        yield LocalNames(engine)
-        return
-    names = CataloguedNames(engine, config, member_of(server, config))
-    async with names.replica.running():
-        loading = asyncio.create_task(_load_modules(names, engine.config.lora.modules))
-        try:
-            await asyncio.wait([loading], timeout=START_SECONDS)
-            if loading.done():
-                loading.result()
-            yield names
-        finally:
-            loading.cancel()
-
-
-async def _load_modules(names: CataloguedNames, modules: Sequence[tuple[str, str]]) -> None:
-    """Load them once the catalog answers. What is wrong with one then ends no server that runs."""
-    begin, has_told = time.monotonic(), False
-    while True:
-        try:
-            await names.replica.wait_until_ready()
-            return await names.load_modules(modules)
-        except CatalogUnavailableError as error:
-            if not has_told:
-                logger.warning("--lora-modules wait until the catalog answers: %s", error)
-            has_told = True
-            await asyncio.sleep(1)
-        except LoraServeError as error:
-            if time.monotonic() - begin < START_SECONDS:
-                raise
-            logger.error("--lora-modules: %s", error)
-            return None
-
-
-def member_of(server: ServerConfig, config: CatalogConfig) -> Member:
-    """This process, as others know it."""
-    place = server.uds or f"{socket.gethostname()}:{server.port}"
-    replica_id = config.lora_replica_id or place
-    scheme = "https" if server.ssl_certfile else "http"
-    address = config.lora_replica_address or f"{scheme}://{place}"
-    return Member(replica_id=replica_id, address=address, incarnation=uuid.uuid4().hex)
 
 
 def no_bodies() -> AdapterError:
