@@ -17,20 +17,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from lora_serve.catalog.base import CatalogStore
+from lora_serve.catalog.changes import CatalogChanges
 from lora_serve.catalog.engine_work import Applied, Engine, EngineWork
-from lora_serve.catalog.plan import Plan
-from lora_serve.catalog.records import Change, Member, Record, Report, Snapshot, Standing
-from lora_serve.catalog.rollout import LEASE_SECONDS, Rollout
+from lora_serve.catalog.records import Change, Member, Record, Report, Snapshot
+from lora_serve.catalog.rollout import Rollout
 from lora_serve.catalog.rollout_watch import RolloutWatch
 from lora_serve.catalog.view import Admission, CatalogView
-from lora_serve.errors import (
-    AdapterUnavailableError,
-    CatalogRefusedError,
-    CatalogUnavailableError,
-    ChangeUnknownError,
-    InvalidRequestError,
-    NotFoundError,
-)
+from lora_serve.errors import AdapterUnavailableError, CatalogUnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +75,7 @@ class CatalogReplica:
         self._has_joined = False
         self._told_effect = ""  # of the store's loss; none while it answers
         self._replaced_by: Member | None = None
+        self.changes = CatalogChanges(store, self._ask, self.check_ready)
         self._rollouts = RolloutWatch(store, self._ask)
         self._work = EngineWork(self.view, engine, applied, self._note_change)
 
@@ -204,35 +198,6 @@ class CatalogReplica:
             "the catalog has not told this server yet which adapters there are; try again later"
         )
 
-    # ── changes ─────────────────────────────────────────────────────────────────────────────
-
-    async def change(self, name: str, plan: Plan) -> Record:
-        """Make a change of what the name stands for now; returns its record.
-
-        Raises:
-            CatalogUnavailableError: nothing was changed.
-            ChangeUnknownError: whether it was is not known.
-        """
-        while True:
-            self.check_ready()
-            try:
-                current: Record | None = await self._ask(self._store.get, name)
-            except CatalogUnavailableError as error:
-                raise CatalogUnavailableError(f"{error}; nothing was changed anywhere") from error
-            planned = plan(current)
-            expected = 0 if current is None else current.serial
-            try:
-                written: Record | None = await self._ask(self._store.put, planned, expected)
-            except CatalogRefusedError as error:
-                raise CatalogUnavailableError(f"{error}; nothing was changed anywhere") from error
-            except CatalogUnavailableError as error:
-                raise ChangeUnknownError(
-                    f"{error}; whether '{name}' was changed is not known: /v1/models tells when "
-                    "the catalog answers"
-                ) from error
-            if written is not None:
-                return written
-
     async def rolled_out(self, record: Record, seconds: float) -> Rollout:
         """How far a change has come when no replica is waited for any more, or time is over.
 
@@ -240,29 +205,6 @@ class CatalogReplica:
             CatalogUnavailableError: the store was lost; the change itself may go on.
         """
         return await self._rollouts.rolled_out(record, seconds)
-
-    async def standings(self) -> Sequence[Standing]:
-        """All replicas, as they have told last. Raises CatalogUnavailableError."""
-        told: Sequence[Standing] = await self._ask(self._store.standings)
-        return told
-
-    async def forget(self, replica_id: str) -> None:
-        """Wait no longer for a replica that is silent.
-
-        Raises:
-            NotFoundError: there is none of this id.
-            InvalidRequestError: it has been heard from lately, so it may still answer.
-        """
-        found = [one for one in await self.standings() if one.member.replica_id == replica_id]
-        if not found:
-            raise NotFoundError(f"no replica '{replica_id}' is registered", "replica_id")
-        if found[0].silent_seconds <= LEASE_SECONDS:
-            raise InvalidRequestError(
-                f"replica '{replica_id}' was heard from {found[0].silent_seconds:.0f} s ago, so it "
-                "may still answer; stop it first",
-                "replica_id",
-            )
-        await self._ask(self._store.leave, replica_id, found[0].member.incarnation)
 
     # ── the store ───────────────────────────────────────────────────────────────────────────
 

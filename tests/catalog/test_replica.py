@@ -66,7 +66,7 @@ async def until(is_true: Callable[[], object]) -> None:
 async def load(replica: CatalogReplica, engine: FakeEngine, name: str, path: str) -> Record:
     info = await engine.examine_lora_adapter(name, path)
     wish = Record(name=name, digest=info.digest, source=path)
-    return await replica.change(name, plan.loading(wish, load_inplace=True))
+    return await replica.changes.make(name, plan.loading(wish, load_inplace=True))
 
 
 def digest_of(engine: FakeEngine, name: str) -> str | None:
@@ -85,11 +85,11 @@ async def test_a_load_reset_and_unload_on_one_are_everywhere_when_they_have_roll
         assert rollout.is_everywhere
         assert digest_of(ours, "a") == digest_of(theirs, "a") == record.digest
         assert await two.admit("a")
-        reset = await two.change("a", plan.resetting(Record(name="a")))
+        reset = await two.changes.make("a", plan.resetting(Record(name="a")))
         assert (await two.rolled_out(reset, PATIENCE)).is_everywhere
         assert (ours.resets, theirs.resets) == (["a"], ["a"])
         assert reset.generation == 1
-        gone = await one.change("a", plan.unloading(Record(name="a")))
+        gone = await one.changes.make("a", plan.unloading(Record(name="a")))
         assert (await one.rolled_out(gone, PATIENCE)).is_everywhere
         assert ours.adapter("a") is theirs.adapter("a") is None
         assert not await two.admit("a")
@@ -116,7 +116,7 @@ async def test_a_replica_without_the_bytes_says_so_and_takes_no_requests_until_i
     async with started(store, "one") as (one, ours), started(store, "two") as (two, theirs):
         assert (await one.rolled_out(await load(one, ours, "a", first), PATIENCE)).is_everywhere
         record = Record(name="a", digest="ab" * 32, source=second)
-        written = await one.change("a", plan.loading(record, load_inplace=True))
+        written = await one.changes.make("a", plan.loading(record, load_inplace=True))
         rollout = await one.rolled_out(written, PATIENCE)
         assert [state.state for state in rollout.replicas] == [State.FAILED, State.FAILED]
         assert "has another digest than" in str(rollout)
@@ -125,7 +125,7 @@ async def test_a_replica_without_the_bytes_says_so_and_takes_no_requests_until_i
             await two.admit("a")
         found = (await theirs.examine_lora_adapter("a", second)).digest
         mended = Record(name="a", digest=found, source=second)
-        again = await two.change("a", plan.loading(mended, load_inplace=True))
+        again = await two.changes.make("a", plan.loading(mended, load_inplace=True))
         assert (await two.rolled_out(again, PATIENCE)).is_everywhere
         assert await one.admit("a")
 
@@ -240,13 +240,13 @@ async def test_the_dead_stay_named_until_they_are_forgotten(tmp_path: Path) -> N
         record = await load(one, ours, "a", write_adapter(tmp_path / "a", "ALPHA"))
         assert str(await one.rolled_out(record, 0.1)).endswith("not on dead (behind)")
         with pytest.raises(InvalidRequestError, match="was heard from 3 s ago"):
-            await one.forget("dead")
+            await one.changes.forget("dead")
         store.silent["dead"] = 60.0
         assert "not heard from: for 60 s" in str(await one.rolled_out(record, PATIENCE))
-        await one.forget("dead")
+        await one.changes.forget("dead")
         assert (await one.rolled_out(record, PATIENCE)).is_everywhere
         with pytest.raises(NotFoundError):
-            await one.forget("dead")
+            await one.changes.forget("dead")
 
 
 async def test_a_second_process_with_the_same_id_takes_the_place_of_the_first(
@@ -262,7 +262,7 @@ async def test_a_second_process_with_the_same_id_takes_the_place_of_the_first(
             await until(lambda: not one.view.is_current)
             with pytest.raises(CatalogUnavailableError, match="a --lora-replica-id of its own"):
                 await one.admit("a")
-            assert [each.member for each in await two.standings()] == [two.member]
+            assert [each.member for each in await two.changes.standings()] == [two.member]
 
 
 async def test_a_replica_that_ends_signs_off() -> None:

@@ -116,19 +116,19 @@ class CataloguedNames:
     async def reset(self, name: str | Everything, by: str) -> bool:
         if name is EVERYTHING:
             return await self._engine.reset_prefix_cache(name)
-        record = await self.replica.change(name, plan.resetting(self._wish(name, by)))
+        record = await self.replica.changes.make(name, plan.resetting(self._wish(name, by)))
         return (await self._rolled_out(record)).is_everywhere
 
     async def rollouts(self, names: Sequence[str]) -> dict[str, Rollout]:
-        standings = await self.replica.standings()
+        standings = await self.replica.changes.standings()
         records = {name: self.replica.view.record(name) for name in names}
         return {n: rollout_of(one, standings) for n, one in records.items() if one is not None}
 
     async def standings(self) -> Sequence[Standing]:
-        return await self.replica.standings()
+        return await self.replica.changes.standings()
 
     async def forget(self, replica_id: str) -> None:
-        await self.replica.forget(replica_id)
+        await self.replica.changes.forget(replica_id)
 
     async def load_modules(self, modules: Sequence[tuple[str, str]]) -> None:
         """Load those of --lora-modules whose names stand for nothing yet; else the catalog's stay.
@@ -153,7 +153,7 @@ class CataloguedNames:
 
     async def _change(self, wish: Record, change: plan.Plan) -> Record:
         try:
-            return await self.replica.change(wish.name, change)
+            return await self.replica.changes.make(wish.name, change)
         except ChangeUnknownError:
             self._unknown.append(wish.time)
             raise
