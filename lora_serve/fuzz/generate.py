@@ -5,7 +5,6 @@ Prompts share beginnings, versions come back, pools are small. Knows the model b
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from random import Random
@@ -13,15 +12,14 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from lora_serve.demo.corpus import LABEL_REQUESTS, sentence
 from lora_serve.fuzz.flags import SHARED_TIERS, drawn_flags
-from lora_serve.fuzz.grammars import CONSTRAINTS, TAGS
+from lora_serve.fuzz.prompts import PromptWriter
+from lora_serve.fuzz.sampling import ParamsWriter
 from lora_serve.fuzz.talks import TalkWriter
 from lora_serve.fuzz.trace import (
     Abort,
     AdapterCall,
     Ask,
-    Chat,
     ConcurrentCalls,
     Damage,
     Embeds,
@@ -31,33 +29,22 @@ from lora_serve.fuzz.trace import (
     PauseAndResume,
     Prompt,
     Reset,
-    Text,
-    Tokens,
     Trace,
     Unload,
 )
-from lora_serve.fuzz.versions import INVOCATION
 from lora_serve.pooling import PoolingParams, SequencePoolingType
-from lora_serve.sampling_params import PROMPT_ONLY, SamplingParams
-from lora_serve.structured_outputs import StructuredOutput
+from lora_serve.sampling_params import PROMPT_ONLY
 
 NAMES = ("red", "green", "blue", "grey")
 PLACES = ("", "one", "other")
 SALTS = ("", "", "", "salt", "pepper")
 OTHER_KEY_SHARE = 0.2  # of the requests
-STOPS = (("e",), (" the", "\n"), ("er", "A", "zz"))
-BAD_WORDS = (("e",), ("the keeper", "letter", "a"), ("er", "of the", "once more"))
-PREFIX_LENGTHS = (60, 120, 200)
-ANSWER_LENGTHS = (1, 2, 12, 48, 96, 96)
 CONCURRENT_CALLS_SHARE = 0.05  # of a trace's events
 PAUSES_SHARE = 0.02  # of a trace's events
 ABORTS_SHARE = 0.03  # of a trace's events
-TAGS_SHARE = 0.25  # of the requests with a grammar
 EMBEDDINGS_SHARE = 0.15  # of the requests
 TOKEN_EMBEDDINGS_SHARE = 0.3  # of these
-INVOKED_SHARE = 0.5  # of the prompts of tokens
 KV_TRANSFERS_SHARE = 0.2  # of the requests, where other servers could find KV
-RESERVED_TOKENS = 3  # the first ids are often special
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,38 +110,29 @@ class _Writer:
         seed: int,
         pooling_type: SequencePoolingType,
     ) -> None:
-        """Answers are held to a grammar in half of the traces, and calls are sent at once.
-
-        These, and later sampling parameters, are drawn from generators of their own, so that a
-        seed's requests stay what they were.
-        """
+        """What was added later has generators of its own, so that seeds keep their requests."""
         self._rng = rng
-        self._grammar_rng = Random(f"grammars {seed}")
         self._calls_rng = Random(f"concurrent calls {seed}")
         self._pause_rng = Random(f"pauses {seed}")
         self._abort_rng = Random(f"aborts {seed}")
-        self._tag_rng = Random(f"structural tags {seed}")
-        self._sampling_rng = Random(f"sampling {seed}")
         self._pooling_rng = Random(f"pooling {seed}")
         self._token_pooling_rng = Random(f"pooling of tokens {seed}")
         self._talks = TalkWriter(seed, scope.marks_reasoning)
-        self._invocation_rng = Random(f"invocations {seed}")
         self._key_rng = Random(f"API keys {seed}")
         self._transfer_rng = Random(f"KV transfers {seed}")
         self._is_shared = not SHARED_TIERS.isdisjoint(tiers)
         self._pooling_type = pooling_type
-        self._constrained_share = self._grammar_rng.choice((0.0, 0.3))
         self._scope = scope
         self._damages = "tier" in scope.faults and "disk" in tiers
         self._kill_at = -1
         if "kill" in scope.faults and rng.random() < 0.4:
             self._kill_at = rng.randrange(scope.num_requests // 4, scope.num_requests)
-        self._prefixes = [self._token_ids(rng.choice(PREFIX_LENGTHS)) for _ in range(3)]
-        self._row_seeds = [rng.randrange(2**31) for _ in range(3)]
+        vocab_size, has_chat, has_embeds = scope.vocab_size, scope.has_chat, scope.has_embeds
+        self._prompts = PromptWriter(
+            rng, vocab_size, seed, has_chat=has_chat, has_embeds=has_embeds
+        )
+        self._params = ParamsWriter(rng, vocab_size, seed)
         self._named: set[str] = set()
-        kinds: list[Callable[[], Prompt]] = [self._tokens, self._tokens, self._text]
-        kinds += [self._chat] * scope.has_chat + [self._embeds] * scope.has_embeds
-        self._kinds = kinds
 
     def events(self) -> list[Event]:
         events: list[Event] = [self._load(name) for name in NAMES[:2]]
@@ -237,8 +215,8 @@ class _Writer:
 
     def _ask(self) -> Ask:
         rng = self._rng
-        prompt = rng.choice(self._kinds)()
-        params = self._params(prompt)
+        prompt = self._prompts.draw()
+        params = self._params.draw(prompt)
         is_streamed = rng.random() < 0.5 and params.prompt_logprobs is None
         leaves_early = is_streamed and rng.random() < 0.25
         leaves_anyhow = rng.random() < 0.07
@@ -286,91 +264,3 @@ class _Writer:
         return replace(
             ask, params=PROMPT_ONLY, pooling=pooling, is_streamed=False, leaves_after_tokens=None
         )
-
-    # ── prompts ─────────────────────────────────────────────────────────────────────────────
-
-    def _token_ids(self, count: int) -> tuple[int, ...]:
-        ids = range(RESERVED_TOKENS, self._scope.vocab_size)
-        return tuple(self._rng.choice(ids) for _ in range(count))
-
-    def _tokens(self) -> Prompt:
-        rng = self._rng
-        if rng.random() < 0.3:
-            return Tokens((*self._prefixes[0], *INVOCATION))  # the very same, again and again
-        prefix = rng.choice(self._prefixes)
-        kept = rng.choice((len(prefix), rng.randrange(len(prefix) + 1)))
-        invocation = INVOCATION if self._invocation_rng.random() < INVOKED_SHARE else ()
-        return Tokens((*prefix[:kept], *invocation, *self._token_ids(rng.randint(1, 8))))
-
-    def _text(self) -> Prompt:
-        shared = "The keeper reads every letter once more. " * self._rng.randrange(3)
-        return Text(shared + sentence(self._rng) + " " + self._rng.choice(LABEL_REQUESTS))
-
-    def _chat(self) -> Prompt:
-        messages = [
-            (role, text)
-            for _ in range(self._rng.randrange(2))
-            for role, text in (("user", LABEL_REQUESTS[0]), ("assistant", sentence(self._rng)))
-        ]
-        return Chat((*messages, ("user", self._rng.choice(LABEL_REQUESTS))))
-
-    def _embeds(self) -> Prompt:
-        shared = (self._rng.choice(self._row_seeds), self._rng.randrange(1, 150))
-        return Embeds((shared, (self._rng.randrange(2**31), self._rng.randint(1, 5))))
-
-    # ── settings ────────────────────────────────────────────────────────────────────────────
-
-    def _params(self, prompt: Prompt) -> SamplingParams:
-        rng = self._rng
-        is_greedy = rng.random() < 0.5
-        params = SamplingParams(
-            n=rng.choice((1, 1, 1, 1, 2, 4)),
-            max_tokens=rng.choice(ANSWER_LENGTHS),
-            temperature=0.0 if is_greedy else rng.choice((0.5, 1.0, 1.5)),
-            top_p=rng.choice((1.0, 0.9)),
-            top_k=rng.choice((0, 0, 20)),
-            min_p=rng.choice((0.0, 0.0, 0.05)),
-            presence_penalty=rng.choice((0.0, 0.0, 0.5)),
-            frequency_penalty=rng.choice((0.0, 0.0, 0.7)),
-            repetition_penalty=1.0 if isinstance(prompt, Embeds) else rng.choice((1.0, 1.0, 1.2)),
-            seed=rng.randrange(2**31),
-            stop=rng.choice(STOPS) if rng.random() < 0.2 else (),
-            ignore_eos=rng.random() < 0.5,
-            logprobs=rng.choice((None, 0, 2, 5)),
-            logit_bias={self._token_ids(1)[0]: 3.0} if rng.random() < 0.1 else {},
-            structured_outputs=self._constraint(),
-        )
-        return replace(params, **self._prompt_logprobs(prompt), **self._token_rules(params))
-
-    def _constraint(self) -> StructuredOutput | None:
-        rng = self._grammar_rng
-        if rng.random() >= self._constrained_share:
-            return None
-        constraint = rng.choice(CONSTRAINTS)
-        is_tag = self._tag_rng.random() < TAGS_SHARE
-        return self._tag_rng.choice(TAGS) if is_tag else constraint
-
-    def _token_rules(self, params: SamplingParams) -> dict[str, object]:
-        """Which tokens may be drawn, and are told; a grammar and these may leave none in common."""
-        rng, rules = self._sampling_rng, dict[str, object]()
-        if params.structured_outputs is None and rng.random() < 0.1:
-            ids = range(RESERVED_TOKENS, self._scope.vocab_size)
-            rules["allowed_token_ids"] = tuple(rng.sample(ids, 2 * len(ids) // 3))
-        if params.structured_outputs is None and rng.random() < 0.15:
-            rules["bad_words"] = rng.choice(BAD_WORDS)
-        if rng.random() < 0.1:
-            ids = range(self._scope.vocab_size)
-            rules |= {"logprob_token_ids": tuple(rng.sample(ids, 4)), "logprobs": 4}
-        return rules
-
-    def _prompt_logprobs(self, prompt: Prompt) -> dict[str, int]:
-        """Ask for those of the whole prompt, or of its end, before which blocks may be found."""
-        is_chosen = self._rng.random() < 0.1
-        if isinstance(prompt, Embeds):
-            return {}
-        rng = self._sampling_rng
-        part = rng.choice(({}, {"prompt_logprobs_last_n": rng.randrange(80)}))
-        if isinstance(prompt, Tokens) and rng.random() < 0.3:
-            part = {"prompt_logprob_start": rng.randrange(len(prompt.token_ids))}
-        # More often than a whole one, which computes every prompt anew.
-        return {"prompt_logprobs": 1, **part} if is_chosen or rng.random() < 0.1 else {}
