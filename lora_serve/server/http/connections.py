@@ -13,8 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http
-import logging
-import resource
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
@@ -33,12 +31,9 @@ from lora_serve.server.http.errors import (
     error_response,
 )
 from lora_serve.server.http.paced_input import PacedInput, ParsingTurns
-
-logger = logging.getLogger(__name__)
+from lora_serve.server.http.system_limits import allowed_connections, limit_unread
 
 MAX_HEAD_BYTES = 64 * 1024
-RESERVED_FILES = 128  # that a server opens besides connections: tokenizers, sockets, logs
-LONGEST_USER_TIMEOUT = 2**31 - 1  # milliseconds, the system's limit: 24 days
 REFUSAL_SECONDS = 1.0  # in which a refused client may send something, and so read why
 MAX_REFUSALS = 32  # that are told why at once: they too take files, and further ones are closed
 
@@ -220,7 +215,7 @@ class GuardedConnection(asyncio.Protocol):
             transport.write(as_http(error_response(self._refusal)))
             self._start_clock(REFUSAL_SECONDS, self.close)
             return
-        _limit_unread(transport, self._connections.read_timeout)
+        limit_unread(transport, self._connections.read_timeout)
         self._input = PacedInput(transport, self._parse, self._connections.parsing_turns)
         self._inner.connection_made(self._input)
         self._await_head()
@@ -335,38 +330,6 @@ class GuardedConnection(asyncio.Protocol):
         if self._clock is not None:
             self._clock.cancel()
             self._clock = None
-
-
-def _limit_unread(transport: asyncio.Transport, seconds: float) -> None:
-    """Have the system end the connection once nothing of what waits was taken for so long.
-
-    It sees each byte that is taken; from here only whole buffers of megabytes can be seen to go. A
-    Unix socket has no such clock.
-    """
-    connection = transport.get_extra_info("socket")
-    if seconds and connection.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
-        milliseconds = max(1, round(min(1000 * seconds, LONGEST_USER_TIMEOUT)))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-
-
-def allowed_connections(wanted: int) -> int:
-    """How many the system lets this process have, at most `wanted`; raises its soft limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + RESERVED_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return wanted
-    allowed = max(1, soft - RESERVED_FILES)
-    logger.warning(
-        "at most %d connections can be open, not --max-connections %d: the system allows this "
-        "process %d files (ulimit -Hn)",
-        allowed,
-        wanted,
-        soft,
-    )
-    return allowed
 
 
 def as_http(response: Response) -> bytes:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -346,18 +344,6 @@ async def test_a_thousand_half_sent_heads_leave_requests_as_they_were(engine: Fa
                     assert (await client.post("/v1/completions", json=body)).status_code == 200
         for _, writer in half_sent:
             writer.transport.abort()
-
-
-def test_a_low_limit_of_files_lowers_that_of_connections_with_a_warning() -> None:
-    program = (
-        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 400)); "
-        "from lora_serve.server.http.connections import allowed_connections as allowed; "
-        "print(allowed(100), allowed(250), allowed(1000), "
-        "resource.getrlimit(resource.RLIMIT_NOFILE))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "100 250 272 (400, 400)\n", done.stderr
-    assert "--max-connections 1000" in done.stderr
 
 
 @pytest.mark.parametrize("seconds", [1e12, float("inf"), 1e-9])
