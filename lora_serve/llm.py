@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from lora_serve.chat.formats import AUTO, reasoning_format
-from lora_serve.engine.core.core import EngineCore
+from lora_serve.engine.core.build import build_engine_core
 from lora_serve.engine.core.executor import make_executor
 from lora_serve.engine.core.kv_event_publisher import open_publisher
 from lora_serve.engine.frontend.bad_words import BadWordEncoder
@@ -78,7 +78,7 @@ class LLM:
         info = executor.load()
         self._notified: queue.SimpleQueue[None] = queue.SimpleQueue()
         try:
-            self._core = EngineCore.build(
+            self._core = build_engine_core(
                 self.config,
                 executor,
                 info,

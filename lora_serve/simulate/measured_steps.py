@@ -18,7 +18,7 @@ from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.bench.workload import FIRST_TOKEN_ID
 from lora_serve.config import EngineConfig
 from lora_serve.engine import wire
-from lora_serve.engine.core.core import EngineCore
+from lora_serve.engine.core.build import build_engine_core
 from lora_serve.engine.core.executor import Executor
 from lora_serve.errors import ConfigError
 from lora_serve.generate_request import GenerateRequest
@@ -100,7 +100,7 @@ class Calibration:
         self._notified: SimpleQueue[None] = SimpleQueue()
         self._executor = TimedExecutor(executor)
         self.model = self._executor.load()
-        self._core = EngineCore.build(
+        self._core = build_engine_core(
             config, self._executor, self.model, lambda: self._notified.put(None)
         )
         self._config = config

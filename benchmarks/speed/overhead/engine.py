@@ -15,6 +15,7 @@ from torch import Tensor
 from benchmarks.speed.overhead.stopwatch import Stopwatch, Timed
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.config import EngineConfig, SchedulerConfig
+from lora_serve.engine.core.build import build_engine_core
 from lora_serve.engine.core.core import EngineCore
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.layers.rotary import RopeSpec
@@ -248,7 +249,7 @@ def prefill_steps(shape: Shape, threads: Threads, num_tokens: int, num_steps: in
 
 def _build_core(executor: Any, watch: Stopwatch) -> EngineCore:
     config = EngineConfig(scheduler=SchedulerConfig(max_num_batched_tokens=8192))
-    core = EngineCore.build(config, executor, executor.load(), notify=lambda: None)
+    core = build_engine_core(config, executor, executor.load(), notify=lambda: None)
     scheduler: Any = core.scheduler
     parts = {"schedule": "schedule", "update_from_output": "update"}
     core.scheduler = Timed(scheduler, watch, parts)  # type: ignore[assignment]

@@ -12,19 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lora_serve.adapters.activation import adapter_start
-from lora_serve.adapters.loader import make_loader
 from lora_serve.adapters.manager import AdapterManager
 from lora_serve.config import EngineConfig, SpeculativeConfig
 from lora_serve.engine.core.admin import AdminCalls
 from lora_serve.engine.core.executor import Executor
-from lora_serve.engine.core.grammars import POLL_SECONDS, RequestGrammars, make_grammar_service
+from lora_serve.engine.core.grammars import POLL_SECONDS, RequestGrammars
 from lora_serve.engine.core.held_answers import HeldAnswers
-from lora_serve.engine.core.kv_event_publisher import EventPublisher
-from lora_serve.engine.core.kv_events import KVEvents, make_events
-from lora_serve.engine.core.kv_tiers import StaleVersions, make_connector
+from lora_serve.engine.core.kv_events import KVEvents
+from lora_serve.engine.core.kv_tiers import StaleVersions
 from lora_serve.engine.core.output_buffer import OutputBuffer, progress_output, request_times
-from lora_serve.engine.core.row_costs import make_row_costs
-from lora_serve.engine.core.start import engine_ready, most_tokens_in_flight, num_steps_ahead
+from lora_serve.engine.core.start import engine_ready, num_steps_ahead
 from lora_serve.engine.core.stats import engine_stats, standings
 from lora_serve.engine.fair_share import share_of
 from lora_serve.engine.wire import error_info
@@ -71,7 +68,7 @@ LONGEST_NAP_SECONDS = 3600.0
 
 
 class EngineCore:
-    """Requests, adapters and KV over one executor. Make one with `EngineCore.build`."""
+    """Requests, adapters and KV over one executor. Made of its parts by `build.py`."""
 
     def __init__(
         self,
@@ -115,47 +112,6 @@ class EngineCore:
             connector.record_copies(events.recorder.tiers)
             adapters.watch_names(events.recorder.name_stands_for)
             events.flush()
-
-    @classmethod
-    def build(
-        cls,
-        config: EngineConfig,
-        executor: Executor,
-        model: ModelInfo,
-        notify: Callable[[], None],
-        publisher: EventPublisher | None = None,
-    ) -> EngineCore:
-        """Put an engine together as `config` asks.
-
-        Args:
-            model: what `executor.load` returned.
-            notify: called from other threads when a load or a fetch has ended, to wake the
-                thread that steps.
-            publisher: of KV events, if `config` asks for them.
-        """
-        cache = config.cache
-        loader = make_loader(config.lora, model, executor.prepare_adapter, notify)
-        kv = KVCacheManager(
-            model.num_blocks,
-            cache.block_size,
-            cache.enable_prefix_caching,
-            model.kv_groups,
-            most_tokens_in_flight(config, model),
-        )
-        hasher = BlockHasher(cache.prefix_caching_hash_algo)
-        return cls(
-            config,
-            executor,
-            model,
-            AdapterManager(config.lora, loader),
-            kv,
-            hasher,
-            make_connector(config.kv_tiers, model, hasher, notify),
-            StaleVersions(config.kv_tiers.kv_stale_version_seconds),
-            make_grammar_service(config, model),
-            None if publisher is None else make_events(config, model, publisher, notify),
-            row_costs=make_row_costs(config, executor, model),
-        )
 
     def _drafting(self, config: SpeculativeConfig, costs: RowCosts | None) -> Drafting | None:
         """What drafts, if anything does."""

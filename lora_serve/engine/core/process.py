@@ -19,6 +19,7 @@ import zmq
 
 from lora_serve.config import EngineConfig
 from lora_serve.engine import wire
+from lora_serve.engine.core.build import build_engine_core
 from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.executor import make_executor
 from lora_serve.engine.core.kv_event_publisher import open_publisher
@@ -60,7 +61,7 @@ def _serve(config: EngineConfig, message_address: str, reply_address: str) -> No
         publisher = open_publisher(config.kv_events)
         executor = make_executor(config)
         model = executor.load()
-        core = EngineCore.build(config, executor, model, lambda: inbox.put(None), publisher)
+        core = build_engine_core(config, executor, model, lambda: inbox.put(None), publisher)
     except LoraServeError as error:
         sender.send(EngineReady(error=wire.error_info(error)))
         context.destroy(linger=2000)
