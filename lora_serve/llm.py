@@ -6,40 +6,28 @@ hops between processes and their queues.
 
 from __future__ import annotations
 
-import contextlib
-import queue
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
 
 from lora_serve.chat.formats import AUTO, reasoning_format
-from lora_serve.engine.core.build import build_engine_core
-from lora_serve.engine.core.executor import make_executor
-from lora_serve.engine.core.kv_event_publisher import open_publisher
 from lora_serve.engine.frontend.bad_words import BadWordEncoder
 from lora_serve.engine.frontend.input import InputProcessor
-from lora_serve.engine.frontend.output import OutputProcessor
 from lora_serve.engine.frontend.pooling_defaults import pooling_defaults
 from lora_serve.engine.frontend.startup_checks import check_startup
+from lora_serve.engine.in_process import InProcessEngine, Job
 from lora_serve.engine.settings import engine_config
-from lora_serve.engine.wire import error_from_info
 from lora_serve.engine_stats import EngineStats
-from lora_serve.errors import InvalidRequestError, LoraServeError
+from lora_serve.errors import InvalidRequestError
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BASE_MODEL, EVERYTHING
 from lora_serve.messages import (
-    AbortRequests,
     AdapterInfo,
-    CallReply,
-    EngineMessage,
-    EngineRequest,
     ListAdapters,
     LoadAdapter,
     ResetPrefixCache,
-    StepOutputs,
     UnloadAdapter,
 )
 from lora_serve.outputs import EmbeddingOutput, RequestOutput
@@ -74,21 +62,8 @@ class LLM:
         self.tokenizer = Tokenizer(
             self.config.model.tokenizer or model, self.config.model.revision, model=model
         )
-        self._executor = executor = make_executor(self.config)
-        info = executor.load()
-        self._notified: queue.SimpleQueue[None] = queue.SimpleQueue()
-        try:
-            self._core = build_engine_core(
-                self.config,
-                executor,
-                info,
-                lambda: self._notified.put(None),
-                open_publisher(self.config.kv_events),
-            )
-        except BaseException:
-            executor.close()
-            raise
-        self.model_info = self._core.ready()
+        self._engine = InProcessEngine(self.config, self.tokenizer)
+        self.model_info = self._engine.model_info
         self._inputs = InputProcessor(
             self.model_info,
             self.config.cache.block_size,
@@ -97,10 +72,7 @@ class LLM:
             self.config.model.max_n,
             BadWordEncoder(self.tokenizer.encode),
         )
-        self._outputs = OutputProcessor(self.tokenizer)
         self.pooling_defaults = pooling_defaults(self.config.model)
-        self._replies: dict[int, CallReply] = {}
-        self._num_calls = 0
         self._num_prompts = 0
         try:
             for name, path in self.config.lora.modules:
@@ -116,8 +88,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        self._core.close()
-        self._executor.close()
+        self._engine.close()
 
     def generate(
         self,
@@ -141,7 +112,8 @@ class LLM:
             params = [params or SamplingParams()] * len(prompt_list)
         _require_one_each(len(prompt_list), params=len(params))
         answers = [None] * len(prompt_list)
-        return self._run(self._jobs(prompt_list, params, answers, lora_name, priority, cache_salt))
+        jobs = self._jobs(prompt_list, params, answers, lora_name, priority, cache_salt)
+        return self._engine.run(jobs)
 
     def embed(
         self,
@@ -166,7 +138,7 @@ class LLM:
             params = [params or self.pooling_defaults] * len(prompt_list)
         nothing = [PROMPT_ONLY] * len(prompt_list)
         jobs = self._jobs(prompt_list, nothing, params, lora_name, priority, cache_salt)
-        return [_embedding_output(output) for output in self._run(jobs)]
+        return [_embedding_output(output) for output in self._engine.run(jobs)]
 
     def chat(
         self,
@@ -249,27 +221,25 @@ class LLM:
         pinned: bool = False,
         digest: str = "",
     ) -> AdapterInfo:
-        self._num_calls += 1
-        call = LoadAdapter(self._num_calls, name, path, load_inplace, pinned, digest)
-        return self._call(call).adapters[0]
+        reply = self._engine.call(
+            lambda call_id: LoadAdapter(call_id, name, path, load_inplace, pinned, digest)
+        )
+        return reply.adapters[0]
 
     def unload_lora_adapter(self, name: str) -> None:
-        self._num_calls += 1
-        self._call(UnloadAdapter(self._num_calls, name))
+        self._engine.call(lambda call_id: UnloadAdapter(call_id, name))
 
     def list_adapters(self) -> list[AdapterInfo]:
-        self._num_calls += 1
-        return list(self._call(ListAdapters(self._num_calls)).adapters)
+        return list(self._engine.call(ListAdapters).adapters)
 
     def reset_prefix_cache(self, lora_name: str | None = None) -> bool:
         """Forget all cached KV, or that of one adapter; False if a tier has not forgotten."""
-        self._num_calls += 1
         scope = EVERYTHING if lora_name is None else lora_name
-        return self._call(ResetPrefixCache(self._num_calls, scope)).success
+        return self._engine.call(lambda call_id: ResetPrefixCache(call_id, scope)).success
 
     def stats(self) -> EngineStats:
         """Gauges and totals since start."""
-        return self._core.stats()
+        return self._engine.stats()
 
     def _jobs(
         self,
@@ -279,7 +249,7 @@ class LLM:
         lora_name: str | Sequence[str | None] | None,
         priority: int | Sequence[int],
         salt: str,
-    ) -> list[_Job]:
+    ) -> list[Job]:
         if lora_name is None or isinstance(lora_name, str):
             lora_name = [lora_name] * len(prompts)
         if isinstance(priority, int):
@@ -298,7 +268,7 @@ class LLM:
         lora_name: str | None,
         priority: int,
         salt: str,
-    ) -> _Job:
+    ) -> Job:
         if isinstance(prompt, str):
             prompt = TokensPrompt(tuple(self.tokenizer.encode(prompt)))
         self._num_prompts += 1
@@ -313,65 +283,7 @@ class LLM:
             pooling=pooling,
         )
         output = RequestOutput(request_id, list(prompt.token_ids), num_choices=params.n)
-        return _Job(self._inputs.resolve(request), output)
-
-    def _run(self, jobs: list[_Job]) -> list[RequestOutput]:
-        owners = {choice_id: job.output for job in jobs for choice_id in job.message.choice_ids}
-        try:
-            for job in jobs:
-                self._outputs.add(job.message)
-                self._core.handle(job.message)
-            while self._outputs.num_unfinished:
-                self._step(owners)
-        finally:
-            growing = [request_id for request_id in owners if self._outputs.discard(request_id)]
-            for request_id in growing:
-                self._abort(request_id)
-        return [job.output for job in jobs]
-
-    def _step(self, owners: dict[str, RequestOutput]) -> None:
-        has_run = self._core.step()
-        has_told = False
-        for reply in self._core.take_replies():
-            has_told = True
-            if isinstance(reply, CallReply):
-                self._replies[reply.call_id] = reply
-            elif isinstance(reply, StepOutputs):
-                self._take_in(reply, owners)
-        if not has_run and not has_told and self._core.awaits_threads:
-            with contextlib.suppress(queue.Empty):
-                self._notified.get(timeout=self._core.idle_seconds)
-
-    def _take_in(self, step: StepOutputs, owners: dict[str, RequestOutput]) -> None:
-        for output in step.outputs:
-            delta, must_abort = self._outputs.process(output)
-            if isinstance(delta, LoraServeError):
-                raise delta
-            if delta is not None:
-                owners[output.request_id].add(delta)
-            if must_abort:
-                self._abort(output.request_id)
-
-    def _abort(self, request_id: str) -> None:
-        self._core.handle(AbortRequests((request_id,)))
-
-    def _call(self, message: EngineMessage) -> CallReply:
-        call_id = self._num_calls
-        self._core.handle(message)
-        while call_id not in self._replies:
-            self._step({})
-        reply = self._replies.pop(call_id)
-        if reply.error is not None:
-            raise error_from_info(reply.error)
-        return reply
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A prompt, and what its choices come to."""
-
-    message: EngineRequest
-    output: RequestOutput
+        return Job(self._inputs.resolve(request), output)
 
 
 def _embedding_output(output: RequestOutput) -> EmbeddingOutput:

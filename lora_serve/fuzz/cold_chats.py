@@ -99,7 +99,7 @@ class ColdChats:
         job = self._llm._job(chat.prompt, chat.params, None, lora_name, 0, "")
         request = replace(job.message.request, shown_special_tokens=shown)
         message = replace(job.message, request=request)
-        (output,) = self._llm._run([dataclasses.replace(job, message=message)])
+        (output,) = self._llm._engine.run([dataclasses.replace(job, message=message)])
         return output
 
     def told_logprobs(

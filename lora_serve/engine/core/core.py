@@ -1,7 +1,7 @@
 """The engine: the only place that knows both planes. One thread owns it and all it holds.
 
 Messages go in through `handle`, replies come out of `take_replies`, `step` does the work in
-between. The same code serves a process of its own (`process.py`) and `LLM` (`llm.py`).
+between. The same code serves a process of its own (`process.py`) and `LLM` (`in_process.py` above).
 """
 
 from __future__ import annotations
