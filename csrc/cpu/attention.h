@@ -1,7 +1,7 @@
 // out[t][h] = softmax over seen positions j of (q[t][h] . k[j] scale) times v[j]
 //
-// With soft-capping, cap tanh(q . k scale / cap) stands in the place of q . k scale. With sinks, one
-// more position, whose logit is the head's sink, takes part in the softmax, and has no value.
+// With soft-capping, cap tanh(q . k scale / cap) stands in the place of q . k scale. With sinks,
+// one more position, whose logit is the head's sink, takes part in the softmax, and has no value.
 //
 // T tokens of R requests, D head size. Token t of a request with seq_len L and n queries is at
 // position p = L - n + t and sees [0, p], or the last `window` of it.

@@ -70,8 +70,8 @@ static const int32_t* table_of(const AttentionSetup<T>& setup, const AttentionUn
   return plan.block_tables + unit.request * plan.table_stride;
 }
 
-// Finds what units share whose tables begin alike, and moves those that share on to the front, group
-// by group. Returns how many these are. most: units that one task takes at once, at least 2.
+// Finds what units share whose tables begin alike, and moves those that share on to the front,
+// group by group. Returns how many these are. most: units that one task takes at once, at least 2.
 template <class T>
 static size_t share_span(const AttentionSetup<T>& setup, AttentionUnit* units, uint32_t* begin,
                          uint32_t* end, int64_t span, size_t most, SharedSpans& shared) {

@@ -43,7 +43,8 @@ static void copy_seen(const uint32_t* values, size_t step, int begin, int end,
                       uint32_t (&to)[kHalfTileWords][kVectors * kLanes]) {
   for (int word = 0; word < kHalfTileWords; ++word) {
     const auto seen = [&](int token) { return begin <= token && token < end; };
-    const uint32_t mask = (seen(2 * word) ? 0x0000ffffu : 0) | (seen(2 * word + 1) ? 0xffff0000u : 0);
+    const uint32_t mask =
+        (seen(2 * word) ? 0x0000ffffu : 0) | (seen(2 * word + 1) ? 0xffff0000u : 0);
     for (int v = 0; v < kVectors; ++v) {
       store_words(to[word] + v * kLanes,
                   mask_words(load_words(values + word * step + v * kLanes), mask));

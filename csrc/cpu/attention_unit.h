@@ -79,7 +79,8 @@ struct AttentionMemory {
 
   static size_t bytes(const AttentionSetup<T>& setup) {
     const size_t row_floats = 2 * setup.layout.head_size + 2 * kTile + kLanes + 2;
-    return round_up((setup.max_rows * row_floats + setup.partial_floats(setup.max_rows)) * sizeof(float), 64);
+    return round_up(
+        (setup.max_rows * row_floats + setup.partial_floats(setup.max_rows)) * sizeof(float), 64);
   }
 
   // Four bytes an element throughout, whatever Left is.

@@ -1,9 +1,9 @@
 // Python's view of the kernels: raw addresses and sizes, no tensors.
 //
-// The callers (the modules of lora_serve/ops/cpu, and lora_serve/sampling/native.py) vouch for every
-// address, shape and dtype. The interpreter's lock is held while a kernel runs, which also keeps a
-// Backend's scratch memory to one caller; packing an adapter releases it, because the thread that
-// prepares adapters does so while the engine runs.
+// The callers (the modules of lora_serve/ops/cpu, and lora_serve/sampling/native.py) vouch for
+// every address, shape and dtype. The interpreter's lock is held while a kernel runs, which also
+// keeps a Backend's scratch memory to one caller; packing an adapter releases it, because the
+// thread that prepares adapters does so while the engine runs.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>

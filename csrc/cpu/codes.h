@@ -27,7 +27,9 @@ struct FourBits {
   using Unit = U32x16;
   static constexpr int kPerUnit = 8, kUnitWords = 1, kOffset = 8;
   SIMD_INLINE Unit load(const uint32_t* at) { return load_words(at); }
-  SIMD_INLINE U32x16 bytes(U32x16 w, int i) { return mask_words(shift_right(w, 4 * i), 0x0f0f0f0fu); }
+  SIMD_INLINE U32x16 bytes(U32x16 w, int i) {
+    return mask_words(shift_right(w, 4 * i), 0x0f0f0f0fu);
+  }
   SIMD_INLINE I32x16 dot(U32x16 bytes, U32x16 x, I32x16 acc) {
     return dot_small_bytes(bytes, x, acc);
   }
@@ -51,7 +53,9 @@ struct SixBits {
     return {{centred_bytes(mask_words(a, kLow)), centred_bytes(mask_words(b, kLow)),
              centred_bytes(mask_words(c, kLow)), centred_bytes(last)}};
   }
-  SIMD_INLINE F32x16 value(const Unit& unit, int k) { return signed_byte(unit.eights[k / 4], k % 4); }
+  SIMD_INLINE F32x16 value(const Unit& unit, int k) {
+    return signed_byte(unit.eights[k / 4], k % 4);
+  }
 };
 
 // Eight fours, of whose bytes the low five bits count.
@@ -79,8 +83,8 @@ struct FiveBits {
   }
 };
 
-// The words that a unit of codes becomes: kWords of them, ascending along k. Each is made when it is
-// asked for, so that it need not wait in a register for its turn.
+// The words that a unit of codes becomes: kWords of them, ascending along k. Each is made when it
+// is asked for, so that it need not wait in a register for its turn.
 template <class Codes, class Word>
 struct Decoded;
 
@@ -137,9 +141,9 @@ static constexpr PairOrders kPairOrders = pair_orders();
 
 #ifdef __AMX_BF16__
 
-// By way of float, whose lower half is zero. Processors with AMX look up a byte of 128 in two cycles
-// of one port, and a register of codes would take four look-ups. Emerald Rapids, 1 shared core,
-// November 2026, 8 rows, 896 to 896 from L2: 47 us, and 80 by look-ups.
+// By way of float, whose lower half is zero. Processors with AMX look up a byte of 128 in two
+// cycles of one port, and a register of codes would take four look-ups. Emerald Rapids, 1 shared
+// core, November 2026, 8 rows, 896 to 896 from L2: 47 us, and 80 by look-ups.
 template <>
 struct Decoded<EightBits, Bfloat16> {
   static constexpr int kWords = 2;

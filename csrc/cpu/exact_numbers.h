@@ -2,8 +2,8 @@
 // back every float, to the bit.
 //
 // The one rule: nothing is taken for exact. What is packed is widened by the kernels' own code and
-// compared with what was given, and the smallest form that holds all of a weight is its form; kFloat
-// holds everything.
+// compared with what was given, and the smallest form that holds all of a weight is its form;
+// kFloat holds everything.
 
 #pragma once
 
@@ -31,7 +31,8 @@ static inline PanelNumbers numbers_of_panel(const QuantizedShape& shape, const f
   if (rows == nullptr) return numbers;
   const size_t left = shape.out_features - first, lanes = left < kLanes ? left : kLanes;
   for (size_t lane = 0; lane < lanes; ++lane) {
-    for (size_t g = 0; g < groups; ++g) numbers[g * kLanes + lane] = rows[(first + lane) * groups + g];
+    for (size_t g = 0; g < groups; ++g)
+      numbers[g * kLanes + lane] = rows[(first + lane) * groups + g];
   }
   return numbers;
 }
@@ -44,8 +45,8 @@ struct SharedUnit {
   int8_t counts[kMaxGroup / kLanes];
 };
 
-// Whether gives(i, unit, counts[i]) holds for all of them. Most writers make the largest number -128
-// or 63 units.
+// Whether gives(i, unit, counts[i]) holds for all of them. Most writers make the largest number
+// -128 or 63 units.
 template <class Gives>
 static bool find_unit(const double* values, size_t count, const Gives& gives, SharedUnit& found) {
   size_t largest = 0;
@@ -93,8 +94,8 @@ static inline uint32_t same_lanes(const PanelNumbers& a, const PanelNumbers& b) 
   return same;
 }
 
-// values: what the units' products are, or are near. gives(i, unit, count): whether values[i] is had
-// so. Lanes for which there is no unit are left.
+// values: what the units' products are, or are near. gives(i, unit, count): whether values[i] is
+// had so. Lanes for which there is no unit are left.
 template <class Gives>
 static void pack_units(const QuantizedShape& shape, NumberForm form,
                        const std::vector<double>& values, const Gives& gives, uint32_t* to) {
@@ -235,8 +236,8 @@ static bool all_panels(const QuantizedShape& shape, Workers& workers, const Hold
   return all;
 }
 
-// The ways to store numbers, the smallest first, as far as they are smaller than floats; then kFloat.
-// words_in(form): of all numbers of a panel.
+// The ways to store numbers, the smallest first, as far as they are smaller than floats; then
+// kFloat. words_in(form): of all numbers of a panel.
 template <class WordsIn>
 static std::vector<NumberForm> forms_by_size(const QuantizedShape& shape,
                                              std::initializer_list<Stored> ways,

@@ -6,8 +6,8 @@
 //   add_gated y[t] += x[t] / (1 + exp(-gate[t]))
 //
 // The rows of one expert are brought together and multiplied by the linear layers' own kernels,
-// whose sums depend on no other row. A row's experts are summed in the order in which it chose them:
-// the largest logit first, of equal ones the first.
+// whose sums depend on no other row. A row's experts are summed in the order in which it chose
+// them: the largest logit first, of equal ones the first.
 
 #pragma once
 

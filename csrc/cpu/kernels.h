@@ -132,13 +132,13 @@ struct Bitmask {
   size_t size;
 };
 
-// What is chosen of each row's outputs of `linear`, of those that its bitmask allows. The linear has
-// no bias, and its y is not looked at.
+// What is chosen of each row's outputs of `linear`, of those that its bitmask allows. The linear
+// has no bias, and its y is not looked at.
 struct ScreenedCall {
   LinearCall linear;
   Screen screen;
   const Bitmask* bitmasks;   // (rows), or null: all tokens are allowed
-  const RowChoice* choices;  // (rows), without `given`, `num_top` and `edits`; or null: the likeliest
+  const RowChoice* choices;  // (rows), without `given`, `num_top` and `edits`; or null: greedy
   int64_t* tokens;           // (rows), or kUndecided
 };
 

@@ -19,8 +19,8 @@ constexpr size_t kRowsPerLoraTask = 8 * kMaxRows;
 constexpr size_t kShrinkPanelsPerTask = kPair;
 constexpr size_t kExpandPanelsPerTask = 64;
 
-// Columns of y that are asked for before they are due: a block's rows lie far apart, and the columns
-// that it adds to next are in none of its caches where there are many rows.
+// Columns of y that are asked for before they are due: a block's rows lie far apart, and the
+// columns that it adds to next are in none of its caches where there are many rows.
 constexpr size_t kColumnsAhead = 64;
 
 // Finds (segment, rows, item) of the n-th task, where each segment has `items(segment)` of them per

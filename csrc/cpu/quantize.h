@@ -4,8 +4,8 @@
 //   code = w / scale, rounded to whole numbers, ties to even, and cut to what the bits hold
 //
 // scale is rounded to bfloat16 before it divides. A group that holds an infinity or a NaN has the
-// scale NaN; where a scale is zero or not finite, codes are 0. Every number comes from one operation
-// of IEEE 754 after another, so every path finds the bits that lora_serve/ops/quantization.py does.
+// scale NaN; where a scale is zero or not finite, codes are 0. Every number comes from one
+// operation of IEEE 754 after another: every path finds the bits of lora_serve/ops/quantization.py.
 
 #pragma once
 
@@ -201,7 +201,8 @@ static inline void pack_codes_panel(const PackCodesCall& call, size_t panel) {
     for (size_t lane = 0; lane < kLanes; ++lane) {
       const size_t row = panel * kLanes + lane;
       const bool is_row = row < shape.out_features;
-      code_words(is_row ? call.codes + row * width + begin : kZeros, count, shape.bits, lanes[lane]);
+      code_words(is_row ? call.codes + row * width + begin : kZeros, count, shape.bits,
+                 lanes[lane]);
     }
     for (size_t w = 0; w < num_words; ++w, words += kLanes) {
       for (size_t lane = 0; lane < kLanes; ++lane) words[lane] = lanes[lane][w];

@@ -2,9 +2,9 @@
 //                                         + offset[n][g] * sum over k in g of x[t][k]
 //
 // T rows of full precision, codes, scales and offsets as in quantized_weight.h. Codes become words
-// of the type that the path multiplies (codes.h), exactly. A group is summed in float over ascending
-// k from 0; groups are added by fma over ascending g from 0, first the scale's product, then the
-// offset's. Nothing depends on T.
+// of the type that the path multiplies (codes.h), exactly. A group is summed in float over
+// ascending k from 0; groups are added by fma over ascending g from 0, first the scale's product,
+// then the offset's. Nothing depends on T.
 
 #pragma once
 
@@ -156,7 +156,7 @@ static void multiply_groups(const QuantizedProduct<Dot>& product, Range block, R
 constexpr int kRowsPerDecoding = 20 * kMaxRows;
 
 // Rows up to which a group is decoded for all of them and multiplied while it lies in L1. With more
-// their left sides no longer do: then all groups are decoded first, and come from L2 again and again.
+// their left sides no longer do: then all groups are decoded first, and come from L2 each time.
 constexpr size_t kRowsPerGroup = 4 * kMaxRows;
 
 // More than two rows, at most kRowsPerDecoding, times kVectors panels. decoded: decoded_words.
@@ -164,7 +164,8 @@ template <class Codes, int kVectors, class Dot>
 static void multiply_blocks(const QuantizedProduct<Dot>& product, Range rows,
                             const CodeView<kVectors>& view, uint32_t* decoded, float* sums) {
   using Word = typename Dot::Word;
-  constexpr size_t kWords = Decoded<Codes, Word>::kWords, kDecodedLanes = kWords * kVectors * kLanes;
+  constexpr size_t kWords = Decoded<Codes, Word>::kWords,
+                   kDecodedLanes = kWords * kVectors * kLanes;
   const QuantizedShape& shape = product.weight.shape;
   const size_t all = shape.groups(), at_once = groups_at_once<Codes>(product);
   float* scales = reinterpret_cast<float*>(decoded + shape.units() * kDecodedLanes);

@@ -1,11 +1,12 @@
 // Activations as bytes, each row by itself.
 //
-//   scale[t][g] = max over k in g of |x[t][k]| / 127      code[t][k] = x[t][k] * (127 / max), rounded
+//   scale[t][g] = max over k in g of |x[t][k]| / 127
+//   code[t][k]  = x[t][k] * (127 / max), rounded
 //   start[t][g] = -offset * sum over k in g of code[t][k]
 //
 // T rows; groups g are those of the weight. Ties go to even. A group whose maximum is below 2^-100
-// counts as zero; one that holds an infinity or a NaN has the scale NaN. Every number comes from one
-// operation of IEEE 754 after another, so every path finds the same bits.
+// counts as zero; one that holds an infinity or a NaN has the scale NaN. Every number comes from
+// one operation of IEEE 754 after another, so every path finds the same bits.
 
 #pragma once
 
@@ -17,8 +18,8 @@ namespace lora_serve::LORA_SERVE_PATH {
 
 constexpr float kLeastMagnitude = 0x1p-100f;
 
-// codes (T, stride) bytes in the order of Codes; scales and starts (T, groups). start makes good for
-// the weights' bytes being too large by offset.
+// codes (T, stride) bytes in the order of Codes; scales and starts (T, groups). start makes good
+// for the weights' bytes being too large by offset.
 struct QuantizedRows {
   int8_t* codes;
   float* scales;

@@ -2,11 +2,11 @@
 //
 //   weight[n][k] ~ scale[n][k / G] * code[n][k] + offset[n][k / G]
 //
-// N outputs, K inputs, G codes to a group. Codes of b bits are in [-2^(b-1), 2^(b-1) - 1]. quantize.h
-// chooses those of 8 and 4 bits, but never -128, and scales in bfloat16 without offsets. Those that a
-// checkpoint holds have any scales, and maybe offsets. Panels hold 16 outputs, as in packing.h; each
-// is its scales, then its offsets, both as group_numbers.h has them and padded to 64 bytes, and then
-// its codes in words of 32 bits, [word][lane]:
+// N outputs, K inputs, G codes to a group. Codes of b bits are in [-2^(b-1), 2^(b-1) - 1].
+// quantize.h chooses those of 8 and 4 bits, but never -128, and scales in bfloat16 without offsets.
+// Those that a checkpoint holds have any scales, and maybe offsets. Panels hold 16 outputs, as in
+// packing.h; each is its scales, then its offsets, both as group_numbers.h has them and padded to
+// 64 bytes, and then its codes in words of 32 bits, [word][lane]:
 //
 //   8 bits, 4 to a word: byte i is code[k + i]
 //   4 bits, 8 to a word: nibbles 0 to 7 are code[k + 0, 2, 4, 6, 1, 3, 5, 7] + 8
@@ -18,9 +18,9 @@
 //             w = 2: four[6], bits 0 to 2     w = 3: four[6], bits 3, 4; four[7], bit 4
 //             w = 4: four[7], bits 0 to 2
 //
-// so that the two halves of a word of 4 or 5 bits hold neighbours. A group is a whole number of such
-// units, but the last one of a row may be shorter where codes have 8 or 4 bits. Padding is the code
-// 0. The same on every path.
+// so that the two halves of a word of 4 or 5 bits hold neighbours. A group is a whole number of
+// such units, but the last one of a row may be shorter where codes have 8 or 4 bits. Padding is the
+// code 0. The same on every path.
 
 #pragma once
 

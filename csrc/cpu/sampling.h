@@ -271,8 +271,8 @@ static size_t draw(const RowChoice& choice, size_t size, float peak, const RowMe
                      : draw_from_all(choice, size, peak, random, memory);
 }
 
-// A row of which a grammar allows at most one token in so many is drawn from these alone: the others would weigh
-// nothing, and the order of those that are left is kept.
+// A row of which a grammar allows at most one token in so many is drawn from these alone: the
+// others would weigh nothing, and the order of those that are left is kept.
 constexpr size_t kMostPickedShare = 4;
 constexpr size_t kNoChoice = ~size_t{0};
 

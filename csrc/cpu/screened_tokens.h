@@ -10,7 +10,7 @@
 //
 // Of these, usually a few hundred of thousands, y is computed by the loop that computes it always.
 // What is left out would weigh nothing, and the order of what is left is kept: so the token is the
-// one that all logits give, to the bit. A row that leaves too many, or is not finite, is kUndecided.
+// one that all logits give, to the bit. A row that leaves too many or is not finite: kUndecided.
 
 #pragma once
 
@@ -22,8 +22,8 @@ namespace lora_serve::LORA_SERVE_PATH {
 // At most one panel in so many: more would be read as fast in order.
 constexpr size_t kMostPanelsShare = 8;
 
-// A row that allows at most one panel in so many is not screened: these are computed sooner than the
-// rest is screened.
+// A row that allows at most one panel in so many is not screened: these are computed sooner than
+// the rest is screened.
 constexpr size_t kMostComputedShare = 32;
 
 // Panels that one task computes.
@@ -97,7 +97,8 @@ struct ScreenedTokens {
     if (allows_few(row)) {
       computed.least = -kInfinity;
       for (size_t panel = 0; panel < screening.panels; ++panel) {
-        if (screening.allowed(row, panel) != 0) computed.panels[computed.count++] = static_cast<uint32_t>(panel);
+        if (screening.allowed(row, panel) != 0)
+          computed.panels[computed.count++] = static_cast<uint32_t>(panel);
       }
       return;
     }

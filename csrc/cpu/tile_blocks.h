@@ -45,8 +45,8 @@ constexpr size_t kMostBlocks = 16;
 constexpr size_t kChunkBytesInL2 = 1 << 20;
 constexpr size_t kMostPairs = 8;  // of a task whose sums wait in memory
 
-// Whether a product is worth blocks, and can be cut into them: whole steps alone. Rows that are left
-// over cost more beside blocks than among 16 and 16: 31 of 63 rows 18 %, on the same machine.
+// Whether a product is worth blocks, and can be cut into them: whole steps alone. Rows that are
+// left over cost more beside blocks than among 16 and 16: 31 of 63 rows 18 %, on the same machine.
 static constexpr bool has_tile_blocks(size_t rows, size_t num_words) {
   const bool is_worth_it = rows >= kRowsOfBlock && (rows >= 4 * kRowsOfBlock ||
                                                     rows % kRowsOfBlock <= kRowsOfTile);

@@ -1,7 +1,7 @@
 // Products by AMX: 16 rows times 16 columns at once, over 32 elements of bfloat16.
 //
-// The order of sums is another than that of product.h. Words of the summed dimension are taken 16 at
-// a time, then 8, then what is left with zeros behind it. Of these words the lower halves are
+// The order of sums is another than that of product.h. Words of the summed dimension are taken 16
+// at a time, then 8, then what is left with zeros behind it. Of these words the lower halves are
 // multiplied and added in ascending order from 0, each fused and rounded to float, and so are the
 // upper halves; then
 //

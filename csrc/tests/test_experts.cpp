@@ -74,7 +74,8 @@ void test_products(const Kernels& kernels, Dtype dtype) {
   for (size_t p = 0; p < kRows * kChosen; ++p) {
     for (size_t n = 0; n < kOut; ++n) {
       double sum = 0;
-      for (size_t k = 0; k < kIn; ++k) sum += x[p / kChosen * kIn + k] * weights[ids[p]][n * kIn + k];
+      for (size_t k = 0; k < kIn; ++k)
+        sum += x[p / kChosen * kIn + k] * weights[ids[p]][n * kIn + k];
       exact.push_back(sum);
     }
   }

@@ -1,5 +1,5 @@
-// What blocks hold is tested against the format's own package, in Python. Here: that nothing else is
-// read or written, that floats are what codes and numbers give, and that threads change nothing.
+// What blocks hold is tested against the format's own package, in Python. Here: that nothing else
+// is read or written, that floats are what codes and numbers give, and that threads change nothing.
 
 #include <cmath>
 #include <cstring>
@@ -37,7 +37,8 @@ Unpacked unpacked(const Type& type, const std::vector<uint8_t>& blocks, int num_
               std::vector<float>(type.has_offsets ? groups : 0), std::vector<float>(values)};
   const Team team = workers.team(true);
   float* offsets = type.has_offsets ? to.offsets.data() : nullptr;
-  unpack_blocks(type.name, blocks.data(), count, {to.codes.data(), to.scales.data(), offsets}, team);
+  unpack_blocks(type.name, blocks.data(), count, {to.codes.data(), to.scales.data(), offsets},
+                team);
   dequantize_blocks(type.name, blocks.data(), count, Dtype::kFloat32, to.weights.data(), team);
   return to;
 }

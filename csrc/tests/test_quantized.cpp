@@ -40,7 +40,7 @@ std::vector<double> dequantized(const QuantizedWeight& packed) {
   return weights;
 }
 
-// Half a step, or a whole one where a code was cut, and what rounding the scale moves the largest by.
+// Half a step, or a whole one where a code was cut, and what a rounded scale moves the largest by.
 void expect_near(const Case& c, const Array& weight, const QuantizedShape& shape,
                  const std::vector<double>& codes) {
   double worst = 0;

@@ -114,7 +114,8 @@ void test_layer_norm(const Kernels& kernels, Dtype dtype, size_t width) {
   Workers three(3), one(1);
   const Array x = Array::random(dtype, kRows * width, 1);
   const Array weight = Array::random(dtype, width, 2), bias = Array::random(dtype, width, 3);
-  for (const void* added : {static_cast<const void*>(bias.data()), static_cast<const void*>(nullptr)}) {
+  for (const void* added :
+       {static_cast<const void*>(bias.data()), static_cast<const void*>(nullptr)}) {
     const Array y = Array::nans(dtype, x.size());
     kernels.layer_norm({dtype, x.data(), weight.data(), added, y.data(), kRows, width, 1e-3f},
                        three);

@@ -60,8 +60,8 @@ SIMD_INLINE __m256 signed_byte(__m256i w, int i) {
 SIMD_INLINE F32x16 signed_byte(U32x16 w, int i) {
   return {signed_byte(w.lo, i), signed_byte(w.hi, i)};
 }
-// With its highest bit flipped a nibble is the one that is 8 less, as a signed one; all of a word are
-// flipped at once.
+// With its highest bit flipped a nibble is the one that is 8 less, as a signed one; all of a word
+// are flipped at once.
 SIMD_INLINE __m256 signed_nibble(__m256i w, int i) {
   return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, 28 - 4 * i), 28));
 }
