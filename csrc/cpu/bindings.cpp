@@ -399,7 +399,7 @@ class Backend {
   }
 
   // bitmasks: of each row, None if all tokens are allowed; empty if they are in all rows.
-  // choices: of each row; empty if the likeliest is wanted of all.
+  // choices: of each row; empty if all are greedy.
   std::vector<int64_t> screened_tokens(int dtype, Address x, Address weight,
                                        const PackedScreen& packed, size_t rows,
                                        const std::vector<std::optional<nb::bytes>>& bitmasks,

@@ -82,7 +82,7 @@ static size_t first_equal(const float* x, float value) {
 
 // The lowest id of the largest logit.
 template <class T>
-static size_t likeliest(const T* logits, size_t size) {
+static size_t argmax(const T* logits, size_t size) {
   alignas(64) float chunk[kChunk];
   float best = -kInfinity;
   size_t best_begin = 0;
@@ -297,7 +297,7 @@ static size_t choose_of_few(const T* logits, size_t size, const RowChoice& choic
 template <class T>
 static size_t choose(const T* logits, size_t size, const RowChoice& choice,
                      const RowMemory& memory) {
-  if (choice.scale == 0 && choice.edits == nullptr) return likeliest(logits, size);
+  if (choice.scale == 0 && choice.edits == nullptr) return argmax(logits, size);
   if (choice.edits != nullptr && choice.edits->only_mask()) {
     const size_t token = choose_of_few(logits, size, choice, memory);
     if (token != kNoChoice) return token;

@@ -13,13 +13,13 @@ namespace lora_serve {
 // What one row is asked for. Its result depends on nothing else, and on no other row.
 struct RowChoice {
   int64_t given;   // the token that stands there already, or -1: choose one
-  float scale;     // 1 / temperature, or 0: the likeliest
+  float scale;     // 1 / temperature, or 0: greedy
   float min_p;     // 0: off
   double top_p;    // 1: off
   int64_t top_k;   // 0 or less: off
   uint64_t seed;
   uint64_t position;
-  int64_t num_top;        // likeliest tokens to list, or -1: no log-probabilities
+  int64_t num_top;        // most likely tokens to list, or -1: no log-probabilities
   const RowEdits* edits;  // or null
 };
 
@@ -42,7 +42,7 @@ struct SampleCall {
   size_t rows, vocab_size;
   const RowChoice* choices;  // (rows)
   RowResult* results;        // (rows)
-  TopEntry* top;             // (rows, most_top), likeliest first
+  TopEntry* top;             // (rows, most_top), most likely first
   size_t most_top;
 };
 

@@ -1,12 +1,12 @@
-// The token of each row, the likeliest or a drawn one, without reading all of the LM head.
+// The token of each row, greedy or drawn, without reading all of the LM head.
 //
 //   token[t] = what sampling.h chooses of y[t], as linear.h computes it, of those allowed
 //
 // Of a row that allows few, y is computed of their panels. Elsewhere bounds (screening.h) say which
 // panels can hold a token that matters:
 //
-//   the likeliest   the largest y, or one that rounds to the same
-//   a drawn one     what weighs a unit at least, and is not below min_p or the k-th largest
+//   greedy   the largest y, or one that rounds to the same
+//   drawn    what weighs a unit at least, and is not below min_p or the k-th largest
 //
 // Of these, usually a few hundred of thousands, y is computed by the loop that computes it always.
 // What is left out would weigh nothing, and the order of what is left is kept: so the token is the
@@ -42,9 +42,9 @@ static inline double reach_below(const RowChoice& choice) {
 
 static inline RowChoice choice_of(const ScreenedCall& call, size_t row) {
   if (call.choices != nullptr) return call.choices[row];
-  RowChoice likeliest{};
-  likeliest.top_p = 1;
-  return likeliest;
+  RowChoice greedy{};
+  greedy.top_p = 1;
+  return greedy;
 }
 
 // What is computed of one row: panels, ascending, and 16 logits of each.

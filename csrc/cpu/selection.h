@@ -59,7 +59,7 @@ struct Candidates {
   size_t n;
 };
 
-// Drops all but the fewest likeliest that together hold `limit` units. work: (n).
+// Drops all but the fewest of the most likely that together hold `limit` units. work: (n).
 void keep_nucleus(Candidates& candidates, int64_t limit, uint32_t* work);
 
 // A number in [0, 2^53) that (seed, position) alone decides: Philox4x32-10.

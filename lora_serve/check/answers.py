@@ -22,7 +22,7 @@ class MalformedAnswerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token's text, its logprob, and the likeliest tokens in its place."""
+    """A token's text, its logprob, and the most likely tokens in its place."""
 
     text: str
     logprob: float | None
@@ -212,7 +212,7 @@ def _unlike_objects(
     got: JsonObject, right: JsonObject, tolerance: float, depth: int
 ) -> Iterator[tuple[str, float]]:
     both = [key for key in right if key in got]
-    # Rounding changes which tokens are the likeliest of a place, and their ranks.
+    # Rounding changes which tokens are the most likely of a place, and their ranks.
     if (not tolerance and set(got) != set(right)) or (right and not both):
         yield f" has {_keys(got)}, not {_keys(right)}", 0.0 if both else math.inf
     for key in both:

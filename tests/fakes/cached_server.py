@@ -318,7 +318,7 @@ class CachedServer:
         said: list[tuple[str, dict[str, float]]],
         rng: Random,
     ) -> tuple[str, dict[str, float]]:
-        """The next word, and the likeliest ones with their logprobs, itself among them."""
+        """The next word, and the most likely ones with their logprobs, itself among them."""
         tail = [running.units[len(running.units) // BLOCK * BLOCK - BLOCK :], [w for w, _ in said]]
         state = digest(running.kv, tail, self._weights_now(running).content)
         more = 1e-3 if self._rounds_otherwise(running) else 0.0

@@ -158,7 +158,7 @@ def mask(num_allowed: int, vocab_size: int, seed: int) -> bytes:
 
 
 @pytest.mark.parametrize("num_allowed", [1, 5, 200, 2000, 3999])
-def test_of_the_tokens_that_a_mask_allows_the_likeliest_is_found(
+def test_of_the_tokens_that_a_mask_allows_the_most_likely_is_found(
     path: str, dtype: torch.dtype, num_allowed: int
 ) -> None:
     head = Head.of(path, random(3999, 96, dtype=dtype, seed=12))
