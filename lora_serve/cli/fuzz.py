@@ -1,4 +1,4 @@
-"""`lora-serve fuzz`: random traces, every answer compared with a lone, cold one."""
+"""`lora-serve fuzz`: random traces, every answer compared with a cold engine's."""
 
 from __future__ import annotations
 

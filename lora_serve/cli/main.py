@@ -29,7 +29,7 @@ COMMANDS: Mapping[str, str] = {  # each with a module of its name beside this on
     "check": "probe any OpenAI-compatible server for answers of the wrong adapter or KV",
     "doctor": "say what this machine is, what is missing and what to set",
     "top": "show what a server does at this moment",
-    "fuzz": "compare every answer of random traces with a lone, cold one",
+    "fuzz": "compare answers to random requests with those of a cold server",
     "kv": "list, verify and clear stored KV",
     "completion": "print a script by which a shell completes commands and flags",
     "convert": "write an adapter of another method of PEFT as a plain LoRA adapter",

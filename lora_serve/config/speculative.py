@@ -57,14 +57,14 @@ class SpeculativeConfig:
         flag=f"{_FLAG}.num-speculative-tokens",
     )
     speculative_max_step_rows: int | None = setting(
-        "A step gets drafts until it samples so many rows, those of all requests together; 64 if "
-        "left out, or 16 where only the tokens that a grammar forces are drafted.",
+        "Most rows that a step with drafts samples from, of all requests together; 64 if left "
+        "out, or 16 where only the tokens that a grammar forces are drafted.",
         None,
         flag=f"{_FLAG}.max-step-rows",
     )
     speculative_measure_row_costs: bool = setting(
-        "Measure at start how long steps take by their rows, and guess only where that pays; "
-        "without, guesses take all rows there are.",
+        "Measure at start how much longer steps take with more rows, and draft only where that "
+        "pays; without it, drafts fill all rows up to max-step-rows.",
         True,
         flag=f"{_FLAG}.measure-row-costs",
     )

@@ -45,7 +45,7 @@ class Deadlines:
             try:
                 self._expire(ticket)
             except Exception:  # memory is short, or a bug of ours: a request waits for this
-                logger.exception("ending what has reached its deadline failed")
+                logger.exception("a fetch or save could not be ended at its deadline")
                 self.add(time.monotonic() + RETRY_SECONDS, ticket)
 
     def _next(self) -> int | None:

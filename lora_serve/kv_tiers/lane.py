@@ -104,7 +104,9 @@ class TierLane:
             try:
                 self._deliver(self, fetch, self._load(fetch))
             except Exception:  # memory is short, or a bug of ours: the deadline ends this fetch
-                logger.exception("handing on what the KV tier %s had failed", self.name)
+                logger.exception(
+                    "KV that was loaded from the tier %s could not be passed on", self.name
+                )
 
     def _load(self, fetch: Fetch) -> Loaded:
         if not self._load_breaker.allow():
@@ -261,7 +263,7 @@ class TierLane:
         for thread in (*self._readers, self._writer):
             thread.join(max(deadline - time.monotonic(), 0.0))
             if thread.is_alive():
-                logger.warning("%s hangs and is left behind", thread.name)
+                logger.warning("the thread %s hangs, and is not waited for", thread.name)
         if self._owed:
             logger.warning("KV tier %s: %d drops were not done", self.name, len(self._owed))
         self._tier.close()

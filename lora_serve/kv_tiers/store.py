@@ -188,7 +188,7 @@ class TieredStore:
         try:
             self._promote(fetch)
         except Exception:  # the fetch itself was fine
-            logger.exception("putting what was fetched into the first KV tier failed")
+            logger.exception("saving fetched KV to the first tier failed")
             self._lanes[0].counters.unsaved(Cause.ERROR, len(fetch.records))
 
     def _promote(self, fetch: Fetch) -> None:

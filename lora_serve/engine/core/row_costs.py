@@ -66,14 +66,14 @@ def measured_row_costs(
         if len(measured) > 1 and clock() - begin > _MOST_SECONDS:
             break
     told = ", ".join(f"{rows} rows {1e3 * seconds:.2f} ms" for rows, seconds in measured)
-    logger.info("drafts by what steps take: %s", told)
+    logger.info("measured what verifying drafts costs: steps of %s", told)
     return RowCosts(measured, _draft_seconds(executor, model, block_size, clock))
 
 
 def _draft_seconds(
     executor: Executor, model: ModelInfo, block_size: int, clock: Callable[[], float]
 ) -> float:
-    """How long the draft model takes for one more guess; 0 without any."""
+    """How long the draft model takes for one more draft token; 0 without a draft model."""
     draft_model = model.draft_model
     few, many = 1, 1 + _NUM_GUESSES
     if draft_model is None or draft_model.max_model_len < 2 + many:
@@ -91,7 +91,7 @@ def _draft_seconds(
         for count in (few, many)
     ]
     found = max(0.0, seconds[1] - seconds[0]) / _NUM_GUESSES
-    logger.info("a guess of the draft model takes %.2f ms", 1e3 * found)
+    logger.info("the draft model takes %.2f ms for each draft token", 1e3 * found)
     return found
 
 

@@ -83,7 +83,9 @@ class RunningAnswers:
         try:
             delta, must_abort = self._outputs.process(output)
         except Exception:  # a bug: others' answers go on
-            logger.exception("an output of %s cannot be told", output.request_id)
+            logger.exception(
+                "an output of %s could not be passed on to its caller", output.request_id
+            )
             delta, must_abort = RequestFailedError("this answer cannot be turned into text"), False
         if isinstance(delta, LoraServeError):
             state.fail(delta)

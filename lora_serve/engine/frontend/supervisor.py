@@ -156,7 +156,7 @@ class EngineSupervisor:
         try:
             yield
         except Exception as error:
-            logger.exception("the engine's supervisor goes on after a bug")
+            logger.exception("the engine's supervisor failed by a bug, and goes on")
             self._user.restart_failed(error)
 
     async def _serve(self) -> EngineDeadError:

@@ -135,9 +135,9 @@ class DiskScan:
         try:
             act()
         except OSError as error:
-            logger.debug("looking into %s: %s", self._directory.path, error)
+            logger.debug("reading %s: %s", self._directory.path, error)
         except Exception:  # saves wait for this thread
-            logger.exception("looking into %s failed", self._directory.path)
+            logger.exception("reading %s failed", self._directory.path)
 
     def _poll(self) -> None:
         self.look_everywhere()

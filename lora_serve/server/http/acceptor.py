@@ -119,7 +119,7 @@ class Acceptor:
                 ssl_handshake_timeout=(connection.head_timeout or None) if tls else None,
             )
         except OSError as error:  # TLS's errors, and its timeout, are such
-            logger.debug("a connection has not come about: %s", error)
+            logger.debug("a connection could not be opened: %s", error)
         finally:
             connection.discard_unless_open()
 
