@@ -86,9 +86,9 @@ test: install redis-server chromium  ## lint, kernels under sanitizers, the whol
 	$(MAKE) --jobs=2 --output-sync=target lint sanitize
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
-# What a change breaks first: 75 s of processor time when mypy's cache is warm, so under a minute on
-# two idle cores. These folders start no server and load no model; the explorations of all states
-# are left to `make test`.
+# What a change breaks first: 80 s of processor time, so under a minute on two idle cores. The first
+# time mypy has no cache, and takes 60 s more. These folders start no server and load no model; the
+# explorations of all states are left to `make test`.
 CHECKED := $(addprefix tests/,adapters bench config docs kv kv_tiers layers observability scheduler \
   text test_identity.py)
 check: install lint  ## lint and the fast tests, in under a minute

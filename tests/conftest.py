@@ -1,4 +1,7 @@
-"""What many folders' tests share, and how `pytest -n 2` cuts the suite in two."""
+"""What many folders' tests share, and how `pytest -n 2` cuts the suite in two.
+
+Every process of a run imports this, so what imports torch or transformers is imported in fixtures.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,17 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from lora_serve.memory_bound import bounded_memory
-from lora_serve.text.tokenizer import Tokenizer
 from tests.fakes import shared_certificates
-from tests.fakes.peft_adapters import save_adapters
-from tests.fakes.served_model import save_served_model
-from tests.fakes.tokenizer_files import byte_level_tokenizer, saved, sentence_piece_tokenizer
+
+if TYPE_CHECKING:
+    from lora_serve.text.tokenizer import Tokenizer
 
 WITH_SERVERS = "e2e"  # one worker runs this folder: its servers are started once, not twice
 SOAK_SECONDS = 3600  # for tests marked slow; others have pyproject.toml's timeout
@@ -77,12 +80,16 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.fakes.served_model import save_served_model
+
     return save_served_model(tmp_path_factory.mktemp("served") / "model")
 
 
 @pytest.fixture(scope="session")
 def adapter_paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three adapters of different ranks for the served model."""
+    from tests.fakes.peft_adapters import save_adapters
+
     return save_adapters(tmp_path_factory.mktemp("adapters"), "qwen2")
 
 
@@ -95,11 +102,17 @@ hypothesis.settings.load_profile("patient")
 
 @pytest.fixture(scope="session")
 def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    from lora_serve.text.tokenizer import Tokenizer
+    from tests.fakes.tokenizer_files import byte_level_tokenizer, saved
+
     return Tokenizer(str(saved(byte_level_tokenizer(), tmp_path_factory.mktemp("byte_level"))))
 
 
 @pytest.fixture(scope="session")
 def sentence_piece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    from lora_serve.text.tokenizer import Tokenizer
+    from tests.fakes.tokenizer_files import saved, sentence_piece_tokenizer
+
     return Tokenizer(str(saved(sentence_piece_tokenizer(), tmp_path_factory.mktemp("pieces"))))
 
 
