@@ -16,7 +16,7 @@ from lora_serve.bench.catalog import served_models
 from lora_serve.bench.client import EVERY_TOKEN, Endpoint
 from lora_serve.bench.http_stream import Origin
 from lora_serve.bench.machine import describe_machine
-from lora_serve.bench.server import lora_serve_command, running_server
+from lora_serve.bench.server import cpu_seconds, lora_serve_command, running_server
 from lora_serve.cli.arguments import engine_config
 from lora_serve.cli.parser import OneLineParser
 from lora_serve.cli.serve import add_arguments as add_serve_arguments
@@ -29,8 +29,8 @@ from lora_serve.demo.server_process import free_port
 from lora_serve.engine.core.executor import make_executor
 from lora_serve.errors import ConfigError
 from lora_serve.model_info import ModelInfo
-from lora_serve.simulate.costs import Costs, EngineSettings, save_costs
-from lora_serve.simulate.fit import errors_by_kind, fit_steps, shown
+from lora_serve.simulate.costs import Costs, EngineSettings, Processes, save_costs
+from lora_serve.simulate.fit import errors_by_kind, fit_steps, shown, step_ratios
 from lora_serve.simulate.measured_serving import ServingFit
 from lora_serve.simulate.measured_steps import Calibration
 
@@ -97,6 +97,8 @@ def _steps(
         machine=describe_machine(),
         engine=_settings(config, calibration.model),
         step=step,
+        ratios=step_ratios(samples, step),
+        processes=Processes(engine_threads=calibration.busy_cores),
         adapter_read_seconds=read_seconds,
         adapter_prepare_seconds=prepare_seconds,
         errors=errors_by_kind(samples, step),
@@ -129,17 +131,21 @@ async def _serving(costs: Costs, model: str, vocab_size: int, serve_args: list[s
     url = f"http://127.0.0.1:{port}"
     with TemporaryDirectory(prefix="lora-serve-simulate-") as directory:
         command = lora_serve_command(model, port, serve_args)
-        async with running_server(command, url, Path(directory) / "server.log"):
+        async with running_server(command, url, Path(directory) / "server.log") as pid:
             origin = Origin.parse(url)
             served = await served_models(origin)
             endpoint = Endpoint(origin, served.models[0], extra_body=EVERY_TOKEN)
-            return await ServingFit(endpoint, vocab_size).fit(costs)
+            fit = ServingFit(endpoint, vocab_size, lambda: cpu_seconds(pid))
+            return await fit.fit(costs)
 
 
 def _report(costs: Costs) -> str:
+    processes = costs.processes
     lines = [
-        f"a step in the engine: {shown(costs.step)}",
+        f"a step in the engine: {shown(costs.step)}, on {processes.engine_threads:.2f} cores",
         f"more in a server:     {shown(costs.serving) or 'nothing'}",
+        f"the API process:      {shown(processes.api) or 'nothing'}",
+        f"the client:           {shown(processes.client) or 'nothing'}",
         f"a request's way:      {1e3 * costs.request_seconds:.2f} ms",
     ]
     if costs.adapter_read_seconds or costs.adapter_prepare_seconds:
@@ -149,7 +155,8 @@ def _report(costs: Costs) -> str:
         )
     for kind, errors in costs.errors.items():
         lines.append(
-            f"{kind} steps: {errors.num_steps} timed, {errors.total:+.1%} in all, "
-            f"{errors.median:.1%} at the median, {errors.p90:.1%} for 90 of 100"
+            f"{kind} steps: {errors.num_steps} timed, {errors.total:+.1%} in all before the mean "
+            f"ratio of {costs.mean_ratios[kind]:.3f}, {errors.median:.1%} at the median, "
+            f"{errors.p90:.1%} for 90 of 100"
         )
     return "\n".join(lines)

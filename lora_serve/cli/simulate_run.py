@@ -153,7 +153,7 @@ class _Question:
         """Fewer replicas cannot keep up with the requests; 1 where these wait for each other."""
         if self.args.max_concurrency is not None or not self._has_times:
             return 1
-        attainment, seconds_of = float(self.args.attainment), self.costs.seconds_of
+        attainment, seconds_of = float(self.args.attainment), self.costs.least_seconds_of
         needed = least_replicas(self.requests(), seconds_of, self.engine, self.limits, attainment)
         return min(needed, int(self.args.max_replicas))
 
@@ -168,6 +168,7 @@ class _Question:
             choice.policy,
             concurrency,
             self.roll_outs,
+            self.args.seed,
         )
         row = Row.of(choice, fleet.run(self.requests()), self.limits)
         print(

@@ -36,11 +36,18 @@ class StepFeatures(msgspec.Struct, frozen=True):
         return StepFeatures(*(a + b for a, b in zip(self.values, other.values, strict=True)))
 
     @property
+    def kind(self) -> str:
+        """Which of KINDS the step is."""
+        if not self.prefill_tokens:
+            return "decode"
+        return "mixed" if self.decode_tokens else "prefill"
+
+    @property
     def values(self) -> tuple[float, ...]:
         return msgspec.structs.astuple(self)
 
 
-FEATURE_NAMES: tuple[str, ...] = StepFeatures.__struct_fields__
+KINDS = ("decode", "prefill", "mixed")
 
 
 def step_features(step: SchedulerOutput) -> StepFeatures:

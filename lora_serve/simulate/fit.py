@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from lora_serve.bench.summary import percentile
-from lora_serve.simulate.costs import Errors
-from lora_serve.simulate.features import FEATURE_NAMES, StepFeatures
+from lora_serve.simulate.costs import Errors, ProcessWork
+from lora_serve.simulate.features import KINDS, StepFeatures
 
 Array = npt.NDArray[np.float64]
-KINDS = ("decode", "prefill", "mixed")
+NUM_RATIOS = 100  # of each kind of steps
+NUM_ROUNDS, DOUBT_COSTS = 3, 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,7 @@ class StepSample:
 
     @property
     def kind(self) -> str:
-        if not self.features.prefill_tokens:
-            return "decode"
-        return "mixed" if self.features.decode_tokens else "prefill"
+        return self.features.kind
 
 
 def fit_steps(samples: Iterable[StepSample]) -> StepFeatures:
@@ -50,16 +50,65 @@ def fit_steps(samples: Iterable[StepSample]) -> StepFeatures:
     return StepFeatures(*map(float, least_squares(features, seconds)))
 
 
-def fit_named(
-    rows: Sequence[Mapping[str, float]], seconds: Sequence[float], names: Sequence[str]
-) -> StepFeatures:
-    """Seconds of the features in `names` alone, from sums of features over whole runs.
+def step_ratios(samples: Iterable[StepSample], costs: StepFeatures) -> dict[str, tuple[float, ...]]:
+    """Measured to modelled times, by kind: what steps deviate, and what medians leave out.
 
-    Errors count in seconds here: a run that is modelled well has next to none left.
+    A few steps take far longer than their like, so all steps together take longer than the medians
+    say. Each ratio is the mean of a part of the sorted ones, the parts are alike large, and their
+    mean is what all steps of the kind took together, to what the costs say.
     """
-    matrix = np.array([[row[name] for name in names] for row in rows])
-    found = _non_negative(matrix, np.array(seconds))
-    return StepFeatures(**dict(zip(names, map(float, found), strict=True)))
+    found = {}
+    for kind, alike in _by_kind(samples).items():
+        seconds = np.array([sample.seconds for sample in alike])
+        modelled = np.array([costs.dot(sample.features) for sample in alike])
+        parts = np.array_split(np.sort(seconds / modelled), min(NUM_RATIOS, len(alike)))
+        means = np.array([part.mean() for part in parts])
+        means *= seconds.sum() / modelled.sum() / means.mean()
+        found[kind] = tuple(map(float, means))
+    return found
+
+
+def fit_by_simulation(
+    simulate: Callable[[Array], Array], measured: Array, start: Array, doubts: Array
+) -> Array:
+    """The x ≥ 0 with which simulated figures are nearest to measured ones, as shares of these.
+
+    To be a doubt away from the start counts as much as to be DOUBT_COSTS off in a figure. Each
+    round simulates what a small change of each part of x does, and takes figures to change alike
+    with larger ones.
+
+    Args:
+        measured: (num_figures,), above 0.
+        start: (num_parts,), what x is likely to be.
+        doubts: (num_parts,), above 0: by how much it may well be another.
+
+    Source: Gauss-Newton, with the step cut as long as it makes things worse.
+    """
+    stay = np.diag(DOUBT_COSTS / doubts)
+
+    def errors(x: Array, figures: Array) -> Array:
+        return np.concatenate([figures / measured - 1, stay @ (x - start)])
+
+    x, figures = start, simulate(start)
+    for _ in range(NUM_ROUNDS):
+        now = errors(x, figures)
+        matrix = np.stack(
+            [
+                (errors(x + change, simulate(x + change)) - now) / change.sum()
+                for change in np.diag(0.1 * doubts)
+            ],
+            axis=1,
+        )
+        goal = _non_negative(matrix, matrix @ x - now)
+        for part in (1.0, 0.5, 0.25, 0.1):
+            near = x + part * (goal - x)
+            figures = simulate(near)
+            if np.linalg.norm(errors(near, figures)) < np.linalg.norm(now):
+                break
+        else:
+            return x
+        x = near
+    return x
 
 
 def least_squares(features: Array, seconds: Array) -> Array:
@@ -111,10 +160,14 @@ def _feasible(
 
 def errors_by_kind(samples: Iterable[StepSample], costs: StepFeatures) -> dict[str, Errors]:
     """How far single steps are from what the costs say."""
+    return {kind: _errors(alike, costs) for kind, alike in _by_kind(samples).items()}
+
+
+def _by_kind(samples: Iterable[StepSample]) -> dict[str, list[StepSample]]:
     by_kind: dict[str, list[StepSample]] = defaultdict(list)
     for sample in samples:
         by_kind[sample.kind].append(sample)
-    return {kind: _errors(by_kind[kind], costs) for kind in KINDS if by_kind[kind]}
+    return {kind: by_kind[kind] for kind in KINDS if by_kind[kind]}
 
 
 def _errors(samples: Sequence[StepSample], costs: StepFeatures) -> Errors:
@@ -132,7 +185,7 @@ def _errors(samples: Sequence[StepSample], costs: StepFeatures) -> Errors:
     )
 
 
-def shown(costs: StepFeatures) -> str:
+def shown(costs: StepFeatures | ProcessWork) -> str:
     """The costs that are not 0, in microseconds."""
-    pairs = zip(FEATURE_NAMES, costs.values, strict=True)
+    pairs = msgspec.structs.asdict(costs).items()
     return ", ".join(f"{name} {1e6 * value:.4g} µs" for name, value in pairs if value)

@@ -1,7 +1,7 @@
 """Requests, a router and replicas on one virtual clock.
 
 A request leaves when its time has come and fewer than `max_concurrency` are running, as `bench`
-sends them. The router chooses its replica at once; it arrives there after `request_seconds`.
+sends them. The router chooses its replica at once; its way there and back is `frontend.py`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,18 @@ from lora_serve.simulate.routing import REPORT_SECONDS, SimulatedRouter
 
 @dataclass(slots=True)
 class _Running:
-    request: TimedRequest
+    """has_begun: the engine has told something of it."""
+
     record: SimulatedRequest
+    has_begun: bool = False
 
 
 @dataclass(eq=False)
 class Fleet:
-    """One simulation. `run` it once. max_concurrency: None is no limit."""
+    """One simulation. `run` it once.
+
+    max_concurrency: None is no limit. seed: of how single steps differ from their costs.
+    """
 
     settings: EngineSettings
     costs: Costs
@@ -50,6 +55,7 @@ class Fleet:
     policy: str = "affinity"
     max_concurrency: int | None = None
     roll_outs: Sequence[RollOut] = ()
+    seed: int = 0
     events: EventQueue = field(default_factory=EventQueue)
 
     def __post_init__(self) -> None:
@@ -106,9 +112,15 @@ class Fleet:
         record = SimulatedRequest.of(request, self.events.now, replica)
         request_id = str(len(self.records))
         self.records.append(record)
-        self._running[request_id] = _Running(request, record)
-        arrive = partial(self._arrive, request_id, request, replica)
-        self.events.at(self.events.now + self.costs.request_seconds, arrive)
+        self._running[request_id] = _Running(record)
+        self.replicas[replica].frontend.send(
+            len(request.prompt_token_ids),
+            partial(self._note_sent, record),
+            partial(self._arrive, request_id, request, replica),
+        )
+
+    def _note_sent(self, record: SimulatedRequest) -> None:
+        record.sent = self.events.now
 
     def _arrive(self, request_id: str, request: TimedRequest, number: int) -> None:
         replica, name = self.replicas[number], request.adapter
@@ -177,21 +189,25 @@ class Fleet:
 
     def _replica(self, number: int) -> Replica:
         take_in = partial(self._take_in, number)
-        return Replica(self.settings, self.costs, self.events, take_in)
+        seed = f"{self.seed} {number}"
+        return Replica(self.settings, self.costs, self.events, take_in, seed)
 
     def _take_in(self, number: int, replies: Sequence[EngineReply]) -> None:
+        frontend = self.replicas[number].frontend
         for reply in replies:
             if isinstance(reply, StepOutputs):
+                frontend.take_message()
                 for output in reply.outputs:
-                    self._take_output(output)
+                    running = self._running[output.request_id]
+                    is_first, running.has_begun = not running.has_begun, True
+                    read = partial(self._take_output, running.record, output)
+                    frontend.pass_on(len(output.new_token_ids), is_first, read)
             else:
                 assert isinstance(reply, CallReply), reply
                 self._catalog.ended(reply)
-        self._plan_next()
 
-    def _take_output(self, output: EngineOutput) -> None:
-        running = self._running[output.request_id]
-        record, now = running.record, self.events.now
+    def _take_output(self, record: SimulatedRequest, output: EngineOutput) -> None:
+        now = self.events.now
         if output.new_token_ids:
             if not record.output_tokens:
                 record.first_token = now
@@ -204,8 +220,13 @@ class Fleet:
         if output.finish_reason is not None or output.error is not None:
             record.last_token = now
             record.is_done = True
-            del self._running[output.request_id]
-            self._router.ended(record.replica)
+            end = partial(self._end, output.request_id, record.replica)
+            self.replicas[record.replica].frontend.end(end)
+
+    def _end(self, request_id: str, replica: int) -> None:
+        del self._running[request_id]
+        self._router.ended(replica)
+        self._plan_next()
 
     def _totals(self) -> Totals:
         stats = [replica.stats() for replica in self.replicas]

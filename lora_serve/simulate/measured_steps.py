@@ -6,10 +6,11 @@ engine was given its first requests.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from queue import Empty, SimpleQueue
 from random import Random
 from statistics import median
@@ -34,6 +35,7 @@ from lora_serve.step import ModelRunnerOutput, SchedulerOutput
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 PROMPT_TOKENS = (24, 100, 300, 1000, 3000)
 OUTPUT_TOKENS = 10
+FIRST_LATE_TURN, NUM_LATE_TURNS = 4, 5  # when the others decode
 NUM_WARM_UPS = 2
 STRIDE = 7  # how often the shapes are gone through: if time runs out, all sizes have been seen
 MAX_SHARE = 0.15  # of the time, for one batch
@@ -45,8 +47,8 @@ LOAD_SECONDS = 120.0
 class Batch:
     """Requests that come at once. num_adapters: different ones among them; 0 asks the base model.
 
-    num_late: how many of them come when the others decode. is_cold: adapters take turns, so that,
-    where not all of them have room in memory, each is read anew.
+    num_late: how many of them come when the others decode, a few a step. is_cold: adapters take
+    turns, so that, where not all of them have room in memory, each is read anew.
     """
 
     num_requests: int
@@ -110,6 +112,7 @@ class Calibration:
         self._turns = count()
         self._adapters: list[str] = []
         self.samples: list[StepSample] = []
+        self.busy_cores = 1.0  # while steps were timed
 
     def close(self) -> None:
         self._core.close()
@@ -138,7 +141,7 @@ class Calibration:
         batches = list(self._batches())
         for batch in batches[:NUM_WARM_UPS]:
             self.run(batch)
-        begin = time.perf_counter()
+        begin, cpu_begin = time.perf_counter(), time.process_time()
         self.samples.clear()
         taken: dict[Batch, float] = {}
         num_tokens = 0
@@ -155,19 +158,21 @@ class Calibration:
                     progress(f"{batch}: {taken[batch]:.2f} s")
                     has_run = True
             if not has_run:
+                spent = time.perf_counter() - begin
+                self.busy_cores = max(1.0, (time.process_time() - cpu_begin) / spent)
                 return self.samples
 
     def run(self, batch: Batch) -> None:
         """Answer one batch, and time its steps."""
-        num_early = batch.num_requests - batch.num_late
-        for index in range(num_early):
+        indices = iter(range(batch.num_requests))
+        for index in islice(indices, batch.num_requests - batch.num_late):
             self._add(batch, index)
         last = time.perf_counter()
         num_turns = 0
         while self._core.has_requests:
             num_turns += 1
-            if num_turns == 4:
-                for index in range(num_early, batch.num_requests):
+            if num_turns >= FIRST_LATE_TURN:
+                for index in islice(indices, math.ceil(batch.num_late / NUM_LATE_TURNS)):
                     self._add(batch, index)
             last = self._turn(str(batch), last)
 
@@ -210,6 +215,8 @@ class Calibration:
             if step.requests:
                 features = step_features(step)
                 alike = f"{group}, {features.new_adapters:g} new"
+                if features.kind == "mixed":
+                    alike += f", {features.prefill_tokens:g} beside {features.decode_tokens:g}"
                 self.samples.append(StepSample(alike, features, now - last))
         self._executor.collected.clear()
         return now

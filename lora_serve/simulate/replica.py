@@ -1,7 +1,7 @@
 """One replica: a real EngineCore whose executor, threads and clock are simulated.
 
 Its turns follow the loop of the engine process (`engine/core/process.py`): tell what the last step
-gave, take in all messages, step. A turn is an event; the next one comes when the step has ended.
+gave, take in all messages, step. The next turn comes when the step has ended.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from lora_serve.kv_groups import KVGroup
 from lora_serve.messages import EngineMessage, EngineReply
 from lora_serve.model_info import ModelInfo
 from lora_serve.simulate.adapters import make_loader, name_of
+from lora_serve.simulate.cores import Cores
 from lora_serve.simulate.costs import Costs, EngineSettings
+from lora_serve.simulate.deviations import Deviations
 from lora_serve.simulate.events import EventQueue
 from lora_serve.simulate.executor import ReplicaClock, SimulatedExecutor
+from lora_serve.simulate.frontend import Frontend
 from lora_serve.simulate.grammars import NoGrammars
 
 OnReplies = Callable[[Sequence[EngineReply]], None]
@@ -32,10 +35,18 @@ STALE_SECONDS = 0.0  # the KV of a replaced version lies in no tier
 
 
 class Replica:
-    """on_replies: called when a step has ended, at the end's time, with what it gave."""
+    """on_replies: called when a step has ended, at the end's time, with what it gave.
+
+    seed: of its steps' deviations. frontend: what its requests and tokens pass through.
+    """
 
     def __init__(
-        self, settings: EngineSettings, costs: Costs, events: EventQueue, on_replies: OnReplies
+        self,
+        settings: EngineSettings,
+        costs: Costs,
+        events: EventQueue,
+        on_replies: OnReplies,
+        seed: str = "",
     ) -> None:
         self._events = events
         self._on_replies = on_replies
@@ -43,7 +54,14 @@ class Replica:
         self._told: list[EngineReply] = []  # to be told at the next turn
         self._has_turn = False
         self._clock = ReplicaClock()
-        self.executor = SimulatedExecutor(costs.seconds_of, self._clock)
+        cores = Cores(costs.machine.num_cores, events)
+        self.frontend = Frontend(costs, cores, events)
+        self.executor = SimulatedExecutor(
+            costs.seconds_of,
+            Deviations(costs.ratios, seed),
+            self._clock,
+            cores.worker(costs.processes.engine_threads),
+        )
         self.core = self._core(settings, costs)
 
     def send(self, message: EngineMessage) -> None:
@@ -72,11 +90,14 @@ class Replica:
         self._clock.now = begin = self._events.now
         for message in inbox:
             self.core.handle(message)
+        self.executor.collected = None
         has_run = self.core.step()
         self._told = self.core.take_replies()
-        if has_run or self._clock.now > begin:
+        collected = self.executor.collected
+        if has_run or collected is not None:
             self._has_turn = True
-            self._events.at(self._clock.now, self._turn)
+            if collected is None or not collected.when_ended(self._turn):
+                self._events.at(begin, self._turn)
             return
         self._tell()
         nap = self.core.idle_seconds

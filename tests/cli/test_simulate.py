@@ -15,7 +15,7 @@ from lora_serve.cli import simulate_fit
 from lora_serve.cli.main import main
 from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig
 from lora_serve.demo.given_model import GivenModel
-from lora_serve.simulate.costs import save_costs
+from lora_serve.simulate.costs import Processes, ProcessWork, save_costs
 from tests.simulate.costs import COSTS
 
 SMALL = ("--num-requests", "12", "--input-len", "20", "--output-len", "4", "--request-rate", "20")
@@ -127,14 +127,21 @@ def test_what_cannot_be_simulated_is_told_in_one_line(
     assert told in error[0]
 
 
+def costs_with(**fields: object) -> str:
+    return msgspec.json.encode(msgspec.structs.replace(COSTS, **fields)).decode()
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         (None, "cannot be read"),
         ("[]", "not a cost file"),
         ('{"format": "lora-serve/costs/9"}', "not a cost file"),
-        (msgspec.json.encode(msgspec.structs.replace(COSTS, request_seconds=-1.0)).decode(),
-         "no time below 0"),
+        (costs_with(request_seconds=-1.0), "no time below 0"),
+        (costs_with(ratios={"decode": (1.0, 0.0)}), "ratios of 'decode' steps must be above 0"),
+        (costs_with(ratios={"idle": (1.0,)}), "ratios of 'idle' steps must be"),
+        (costs_with(processes=Processes(engine_threads=0.0)), "engine_threads 0 must be above 0"),
+        (costs_with(processes=Processes(api=ProcessWork(token=-1e-9))), "no time below 0"),
     ],
 )  # fmt: skip
 def test_a_file_that_holds_no_costs_is_told_by_its_name(

@@ -6,7 +6,15 @@ import pytest
 from lora_serve.identity import BASE_MODEL, AdapterRef
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.simulate.features import StepFeatures, step_features
-from lora_serve.simulate.fit import StepSample, errors_by_kind, fit_named, fit_steps, least_squares
+from lora_serve.simulate.fit import (
+    NUM_RATIOS,
+    StepSample,
+    errors_by_kind,
+    fit_by_simulation,
+    fit_steps,
+    least_squares,
+    step_ratios,
+)
 from lora_serve.step import AskedOutputs, SampleInput, ScheduledRequest, SchedulerOutput
 
 TRUE = StepFeatures(steps=2e-3, decode_tokens=3e-4, prefill_tokens=5e-5, prefill_context=1e-8)
@@ -74,13 +82,48 @@ def _residuals_of_subsets(matrix: np.ndarray) -> list[float]:
     return found
 
 
-def test_sums_over_runs_give_the_features_that_are_asked_for() -> None:
-    rows = [{"steps": 1.0, "decode_tokens": float(n)} for n in (1, 2, 4, 8)]
-    seconds = [0.001 + 0.0002 * row["decode_tokens"] for row in rows]
-    found = fit_named(rows, seconds, ("steps", "decode_tokens"))
-    assert found.steps == pytest.approx(0.001)
-    assert found.decode_tokens == pytest.approx(0.0002)
-    assert found.prompts == 0.0
+def test_what_a_simulation_was_given_is_found_again_by_its_figures() -> None:
+    def simulate(x: np.ndarray) -> np.ndarray:
+        a, b, c = x
+        return np.array([1 + a + b * b, 2 + max(a, 0.3) * b, 3 + b + c, 1 + 0 * c])
+
+    true = np.array([0.5, 0.7, 0.0])
+    found = fit_by_simulation(simulate, simulate(true), np.array([0.4, 0.5, 0.2]), np.ones(3))
+    assert found == pytest.approx(true, abs=0.05)
+    assert found.min() >= 0
+
+
+def test_what_changes_no_figure_stays_as_it_was() -> None:
+    found = fit_by_simulation(
+        lambda x: 2 + x[:1], np.array([3.0]), np.array([0.5, 0.7]), np.ones(2)
+    )
+    assert found == pytest.approx([1.0, 0.7], abs=0.01)
+
+
+@pytest.mark.parametrize("held_up", [1, 20])
+def test_steps_with_their_ratios_take_together_what_was_measured(held_up: int) -> None:
+    """One step in nine is held up, which the medians do not see."""
+    measured = [
+        StepSample(one.group, one.features, one.seconds * (held_up if number % 9 == 0 else 1))
+        for number, one in enumerate(samples(noise=0.05))
+    ]
+    costs = fit_steps(measured)
+    ratios = step_ratios(measured, costs)
+    assert list(ratios) == ["decode", "mixed"]
+    for kind, found in ratios.items():
+        alike = [one for one in measured if one.kind == kind]
+        modelled = sum(costs.dot(one.features) for one in alike)
+        seconds = sum(one.seconds for one in alike)
+        assert len(found) == min(NUM_RATIOS, len(alike))
+        assert list(found) == sorted(found)
+        assert np.mean(found) * modelled == pytest.approx(seconds, rel=1e-9)
+        assert found[len(found) // 2] == pytest.approx(1.0, abs=0.25), "most steps are not held up"
+        assert (found[-1] > 5) == (held_up > 1)
+
+
+def test_a_few_steps_are_their_own_ratios() -> None:
+    steps = [StepSample("a", StepFeatures(steps=1), seconds) for seconds in (3.0, 1.0)]
+    assert step_ratios(steps, StepFeatures(steps=2.0)) == {"decode": (0.5, 1.5)}
 
 
 def test_errors_are_told_by_the_kind_of_steps() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from itertools import pairwise
 from random import Random
 
@@ -10,10 +11,10 @@ import pytest
 from lora_serve.bench.workload import TimedRequest, WorkloadSpec, draw_requests, make_workload
 from lora_serve.errors import ConfigError
 from lora_serve.fleet.routing import POLICIES
-from lora_serve.simulate.costs import EngineSettings
+from lora_serve.simulate.costs import Costs, EngineSettings
 from lora_serve.simulate.fleet import Fleet
-from lora_serve.simulate.records import Simulated
-from tests.simulate.costs import COSTS, ENGINE
+from lora_serve.simulate.records import Simulated, SimulatedRequest
+from tests.simulate.costs import BUSY, COSTS, ENGINE
 
 
 def simulated(
@@ -22,8 +23,10 @@ def simulated(
     policy: str = "least-loaded",
     settings: EngineSettings = ENGINE,
     max_concurrency: int | None = None,
+    costs: Costs = COSTS,
+    seed: int = 0,
 ) -> Simulated:
-    fleet = Fleet(settings, COSTS, num_replicas, policy, max_concurrency)
+    fleet = Fleet(settings, costs, num_replicas, policy, max_concurrency, seed=seed)
     return fleet.run(draw_requests(spec))
 
 
@@ -49,13 +52,9 @@ def test_every_request_ends_and_every_token_was_computed_or_cached(seed: int) ->
     settings = msgspec.structs.replace(
         ENGINE, num_blocks=random.choice((24, 64, 400)), is_asynchronous=seed % 3 == 0
     )
-    result = simulated(
-        spec,
-        random.randint(1, 5),
-        random.choice(list(POLICIES)),
-        settings,
-        random.choice((None, 3)),
-    )
+    num_replicas, policy = random.randint(1, 5), random.choice(list(POLICIES))
+    concurrency, costs = random.choice((None, 3)), random.choice((COSTS, BUSY))
+    result = simulated(spec, num_replicas, policy, settings, concurrency, costs)
     requests = make_workload(spec)
     assert len(result.records) == len(requests)
     asked = 0
@@ -66,7 +65,8 @@ def test_every_request_ends_and_every_token_was_computed_or_cached(seed: int) ->
         assert request.at_seconds <= record.sent < record.first_token <= record.last_token
         assert record.last_token <= result.wall_seconds
         asked += record.prompt_tokens + record.output_tokens - 1  # the last one is not computed
-    assert all(a.sent <= b.sent for a, b in pairwise(result.records))
+    clients = [result.records] if costs is COSTS else by_replica(result)
+    assert all(a.sent <= b.sent for one in clients for a, b in pairwise(one))
     cached = sum(record.cached_tokens for record in result.records)
     computed = result.totals.num_computed_tokens
     if result.totals.num_preemptions == 0 and not settings.is_asynchronous:
@@ -76,9 +76,37 @@ def test_every_request_ends_and_every_token_was_computed_or_cached(seed: int) ->
     assert sum(result.totals.busy_seconds) <= len(result.totals.busy_seconds) * result.wall_seconds
 
 
-def test_one_seed_gives_one_simulation_and_another_seed_another() -> None:
-    assert times(simulated(random_spec(3))) == times(simulated(random_spec(3)))
-    assert times(simulated(random_spec(3))) != times(simulated(random_spec(4)))
+def by_replica(result: Simulated) -> list[list[SimulatedRequest]]:
+    """Each replica's records: a client that is busy sends later than another one."""
+    found: dict[int, list[SimulatedRequest]] = defaultdict(list)
+    for record in result.records:
+        found[record.replica].append(record)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("costs", [COSTS, BUSY], ids=("steady", "busy"))
+def test_one_seed_gives_one_simulation_and_another_seed_another(costs: Costs) -> None:
+    one, again, other = (times(simulated(random_spec(spec), costs=costs)) for spec in (3, 3, 4))
+    assert one == again
+    assert one != other
+
+
+def test_the_seed_of_steps_changes_those_that_deviate_alone() -> None:
+    first, second = (times(simulated(random_spec(3), costs=BUSY, seed=seed)) for seed in (0, 1))
+    assert first != second
+    first, second = (times(simulated(random_spec(3), seed=seed)) for seed in (0, 1))
+    assert first == second
+
+
+def test_steps_that_deviate_take_as_long_together_as_their_ratios_say() -> None:
+    spec = WorkloadSpec(num_requests=40, output_tokens=60, input_tokens=1, request_rate=None)
+    ratios = {"decode": (0.5, 1.0, 3.0)}
+    deviating = msgspec.structs.replace(COSTS, ratios=ratios)
+    steady, slow = (
+        simulated(spec, 1, max_concurrency=8, costs=costs).totals.busy_seconds[0]
+        for costs in (COSTS, deviating)
+    )
+    assert slow == pytest.approx(1.5 * steady, rel=0.1)
 
 
 def times(result: Simulated) -> list[tuple[float, float, int]]:
@@ -132,14 +160,15 @@ def test_a_request_that_no_server_takes_is_named(prompt: int, max_tokens: int, w
         fleet.run([TimedRequest((1,), 1), TimedRequest((1,) * prompt, max_tokens)])
 
 
-def test_work_grows_with_the_number_of_requests_and_not_faster() -> None:
+@pytest.mark.parametrize("costs", [COSTS, BUSY], ids=("steady", "busy"))
+def test_work_grows_with_the_number_of_requests_and_not_faster(costs: Costs) -> None:
     """Calls of Python functions are counted: they do not depend on the machine."""
-    counts = [num_calls(number) for number in (60, 120, 240)]
+    counts = [num_calls(number, costs) for number in (60, 120, 240)]
     assert counts[1] / counts[0] == pytest.approx(2, rel=0.15)
     assert counts[2] / counts[1] == pytest.approx(2, rel=0.15)
 
 
-def num_calls(num_requests: int) -> int:
+def num_calls(num_requests: int, costs: Costs) -> int:
     spec = WorkloadSpec(
         num_requests=num_requests,
         input_tokens=30,
@@ -149,7 +178,7 @@ def num_calls(num_requests: int) -> int:
         popularity="zipf",
         request_rate=200.0,
     )
-    fleet = Fleet(ENGINE, COSTS, 8)
+    fleet = Fleet(ENGINE, costs, 8)
     count = 0
 
     def note(frame: object, event: str, argument: object) -> None:

@@ -9,7 +9,10 @@ from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.config import CacheConfig, EngineConfig, LoRAConfig, ModelConfig, SchedulerConfig
 from lora_serve.engine.core.executor import make_executor
 from lora_serve.model_info import ModelInfo
+from lora_serve.simulate.cores import Cores
 from lora_serve.simulate.costs import EngineSettings
+from lora_serve.simulate.deviations import Deviations
+from lora_serve.simulate.events import EventQueue
 from lora_serve.simulate.executor import ReplicaClock, SimulatedExecutor
 from lora_serve.simulate.features import StepFeatures
 from lora_serve.simulate.fit import fit_steps
@@ -21,7 +24,8 @@ class IdleExecutor(SimulatedExecutor):
     """It has a model of 1,000 tokens, and steps that take no time."""
 
     def __init__(self) -> None:
-        super().__init__(StepFeatures(), ReplicaClock())
+        idle = Cores(1, EventQueue()).worker()
+        super().__init__(StepFeatures(), Deviations({}), ReplicaClock(), idle)
         self.num_prepared = 0
 
     def load(self) -> ModelInfo:
@@ -42,7 +46,7 @@ def test_a_calibration_times_steps_of_all_kinds_within_what_the_engine_takes() -
         lora=LoRAConfig(),
     )
     calibration = Calibration(config, IdleExecutor())
-    samples = calibration.measure(0.7)
+    samples = calibration.measure(1.5)
     calibration.close()
     assert {sample.kind for sample in samples} == {"decode", "prefill", "mixed"}
     assert all(sample.seconds > 0 for sample in samples)
@@ -51,6 +55,20 @@ def test_a_calibration_times_steps_of_all_kinds_within_what_the_engine_takes() -
     assert {1.0, 2.0, 3.0} <= rows
     assert max(sample.features.prefill_tokens for sample in samples) > 200
     assert fit_steps(samples).steps > 0
+
+
+def test_late_requests_come_one_by_one_beside_those_that_decode() -> None:
+    config = EngineConfig(
+        cache=CacheConfig(),
+        scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=256),
+        lora=LoRAConfig(),
+    )
+    calibration = Calibration(config, IdleExecutor())
+    calibration.run(Batch(6, 24, num_late=3))
+    calibration.close()
+    mixed = [sample.features for sample in calibration.samples if sample.kind == "mixed"]
+    assert [one.decode_tokens for one in mixed] == [3.0, 4.0, 5.0]
+    assert {one.prefill_tokens for one in mixed} == {24.0}
 
 
 def test_steps_that_add_an_adapter_are_seen_and_stand_apart(

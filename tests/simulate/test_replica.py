@@ -18,9 +18,12 @@ from lora_serve.simulate.costs import Costs, EngineSettings
 from lora_serve.simulate.fleet import Fleet
 from lora_serve.simulate.replica import Replica
 from lora_serve.step import SchedulerOutput
-from tests.simulate.costs import COSTS, ENGINE
+from tests.simulate.costs import BUSY, COSTS, ENGINE
 
-AT_ONCE = msgspec.structs.replace(COSTS, adapter_read_seconds=0.0, adapter_prepare_seconds=0.0)
+AT_ONCE, BUSY_AT_ONCE = (
+    msgspec.structs.replace(costs, adapter_read_seconds=0.0, adapter_prepare_seconds=0.0)
+    for costs in (COSTS, BUSY)
+)
 
 
 @dataclass
@@ -128,6 +131,14 @@ SPEC = WorkloadSpec(
 )
 def test_a_replica_decides_as_the_engine_over_the_oracle(settings: EngineSettings) -> None:
     turns = simulated(SPEC, settings, AT_ONCE)
+    assert len(turns.steps) > 50
+    assert decisions(turns.steps) == decisions(real(turns, settings))
+
+
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_so_does_one_that_others_take_the_cores_from(is_asynchronous: bool) -> None:
+    settings = msgspec.structs.replace(ENGINE, num_blocks=24, is_asynchronous=is_asynchronous)
+    turns = simulated(SPEC, settings, BUSY_AT_ONCE)
     assert len(turns.steps) > 50
     assert decisions(turns.steps) == decisions(real(turns, settings))
 
