@@ -7,9 +7,10 @@ of its page. What is not measured stays as it is there.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.common.page import folded, replace_between_marks
@@ -62,7 +63,8 @@ def prefill_decode(facts: Facts) -> str:
 
 
 def validated(facts: Facts) -> str:
-    header = ("load", "goodput/s", "simulated", "off by", "TTFT p50, ms", "simulated", "off by")
+    header = ("load", "pace", "goodput/s", "simulated", "off by", "TTFT p50, ms", "simulated",
+              "off by")  # fmt: skip
     rows = []
     for one in facts["loads"]:
         real, simulated = one["measured"], one["simulated"]
@@ -70,6 +72,7 @@ def validated(facts: Facts) -> str:
         rows.append(
             (
                 one["load"],
+                f"{fmean(one['paces']):.2f}",
                 f"{real['goodput']['requests_per_second']:.2f}",
                 f"{simulated['goodput']['requests_per_second']:.2f}",
                 f"{goodput_error:+.1%}",
@@ -78,11 +81,18 @@ def validated(facts: Facts) -> str:
                 f"{ttft_error:+.1%}",
             )
         )
-    limits = facts["limits"]
+    limits, as_fitted = facts["limits"], facts["errors_as_fitted"].values()
     return (
         f"{facts['costs']['model']}; good answers have their first token within "
-        f"{limits['ttft']:g} ms and {limits['tpot']:g} ms a token.\n\n{_table(header, rows)}"
+        f"{limits['ttft']:g} ms and {limits['tpot']:g} ms a token.\n\n{_table(header, rows)}\n\n"
+        f"With the pace of the fit throughout, goodput would be off by {_range(as_fitted, 0)}, and "
+        f"the median time to the first token by {_range(as_fitted, 1)}."
     )
+
+
+def _range(errors: Iterable[Sequence[float]], which: int) -> str:
+    shares = sorted(error[which] for error in errors)
+    return f"{shares[0]:+.1%} to {shares[-1]:+.1%}"
 
 
 def soaked(facts: Facts) -> str:
@@ -129,7 +139,12 @@ def main() -> None:
         if not file.exists():
             print(f"{record.file}: not measured")
             continue
-        page.write_text(written(page.read_text(), record, json.loads(file.read_text())))
+        try:
+            text = written(page.read_text(), record, json.loads(file.read_text()))
+        except KeyError as missing:
+            print(f"{record.file}: has no {missing}, as an older benchmark wrote it; run that anew")
+            continue
+        page.write_text(text)
         print(f"{record.file}: in {record.page}")
 
 

@@ -4,6 +4,10 @@ Measures what steps cost (or reads --cost), then sends the same workloads to a r
 machine and to one simulated replica. Rates and limits follow from the costs alone, before anything
 real is seen: rates are shares of what the simulation can do, limits are so many times what a lone
 request takes there. Nothing else should run meanwhile.
+
+A shared machine may be faster now than a minute ago. Right before and behind each load runs a
+probe, which is like a load that the costs were fitted to: how much longer it takes than they say is
+the machine's pace, and the simulation is given it. Its figures without that are written, too.
 """
 
 from __future__ import annotations
@@ -12,9 +16,11 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 import msgspec
 
@@ -24,7 +30,7 @@ from benchmarks.common.make_checkpoint import ensure_checkpoint
 from lora_serve.bench.client import EVERY_TOKEN, Endpoint, RequestRecord
 from lora_serve.bench.goodput import Goodput, Limits
 from lora_serve.bench.http_stream import Origin
-from lora_serve.bench.load import run_load
+from lora_serve.bench.load import LoadResult, run_load
 from lora_serve.bench.server import lora_serve_command, running_server
 from lora_serve.bench.summary import percentile
 from lora_serve.bench.workload import TimedRequest, WorkloadSpec, make_workload
@@ -33,14 +39,17 @@ from lora_serve.cli.main import main as lora_serve
 from lora_serve.demo.model import ensure_demo
 from lora_serve.demo.server_process import free_port
 from lora_serve.observability.table import text_table
-from lora_serve.simulate.costs import Costs, load_costs
+from lora_serve.simulate.costs import Costs, ProcessWork, load_costs
+from lora_serve.simulate.features import StepFeatures
 from lora_serve.simulate.fleet import Fleet
+from lora_serve.simulate.measured_serving import OUTPUT_TOKENS, PROMPT_TOKENS
 from lora_serve.simulate.records import SimulatedRequest
 
 NUM_ADAPTERS = 12
 LORA_FLAGS = ("--enable-lora", "--max-loras", "4", "--max-cpu-loras", "6")
 TTFT_LIMIT = 4.0  # times a lone request's
 TPOT_LIMIT = 3.0
+PROBE_CONCURRENCY, PROBE_SECONDS = 4, 2.5
 Records = Sequence[RequestRecord] | Sequence[SimulatedRequest]
 
 
@@ -90,19 +99,30 @@ class Figures:
 
 @dataclass(frozen=True)
 class Compared:
+    """paces: before and behind the load. as_fitted: simulated as if they were 1."""
+
     load: str
     rate: float | None
+    paces: tuple[float, float]
     measured: Figures
     simulated: Figures
+    as_fitted: Figures
 
     @property
-    def goodput_error(self) -> float:
+    def errors(self) -> tuple[float, float]:
+        return self._errors(self.simulated)
+
+    @property
+    def errors_as_fitted(self) -> tuple[float, float]:
+        return self._errors(self.as_fitted)
+
+    def _errors(self, simulated: Figures) -> tuple[float, float]:
+        """Of the goodput, and of the median time to the first token."""
         measured = self.measured.goodput.requests_per_second
-        return self.simulated.goodput.requests_per_second / measured - 1 if measured else 0.0
-
-    @property
-    def ttft_error(self) -> float:
-        return self.simulated.ttft_p50 / self.measured.ttft_p50 - 1
+        return (
+            simulated.goodput.requests_per_second / measured - 1 if measured else 0.0,
+            simulated.ttft_p50 / self.measured.ttft_p50 - 1,
+        )
 
 
 class Bench:
@@ -114,6 +134,7 @@ class Bench:
         self._seconds = seconds
         engine = msgspec.structs.replace(costs.engine, max_loras=4, max_cpu_loras=6)
         self._engine = engine
+        self._num_probes = 0
         lone = self._simulated(self._requests(3, None), 1)
         self.limits = Limits(
             ttft=round(TTFT_LIMIT * 1e3 * lone[-1].ttft_seconds, 1),
@@ -138,17 +159,39 @@ class Bench:
 
     async def compare(self, load: Load, number: int, endpoint: Endpoint) -> Compared:
         rate, requests = self.workload(load, number)
-        real = await run_load(endpoint, requests, load.max_concurrency)
-        failed = [record.error for record in real.records if record.error is not None]
-        assert not failed, failed[0]
-        simulated = self._simulated(requests, load.max_concurrency)
-        end = max(record.last_token for record in simulated)
+        before = await self.pace(endpoint)
+        real = await measured(endpoint, requests, load.max_concurrency)
+        paces = before, await self.pace(endpoint)
+
+        def simulated(pace: float) -> Figures:
+            records = self._simulated(requests, load.max_concurrency, pace)
+            return Figures.of(records, self.limits, max(record.last_token for record in records))
+
         return Compared(
             load.name,
             rate,
+            paces,
             Figures.of(real.records, self.limits, real.wall_seconds),
-            Figures.of(simulated, self.limits, end),
+            simulated(fmean(paces)),
+            simulated(1.0),
         )
+
+    async def pace(self, endpoint: Endpoint) -> float:
+        """How much longer a probe takes now than the costs say."""
+        self._num_probes += 1
+        spec = WorkloadSpec(
+            seed=1000 + self._num_probes,
+            input_tokens=PROMPT_TOKENS,
+            output_tokens=OUTPUT_TOKENS,
+            vocab_size=self._shape.vocab_size,
+        )
+        some = self._simulated(make_workload(spec), PROBE_CONCURRENCY)
+        number = round(len(some) * PROBE_SECONDS / max(record.last_token for record in some))
+        spec = replace(spec, num_requests=max(PROBE_CONCURRENCY, number))
+        requests = make_workload(spec)
+        real = await measured(endpoint, requests, PROBE_CONCURRENCY)
+        simulated = self._simulated(requests, PROBE_CONCURRENCY)
+        return real.wall_seconds / max(record.last_token for record in simulated)
 
     def _requests(self, count: int, rate: float | None, **more: object) -> tuple[TimedRequest, ...]:
         fields = {name: getattr(self._shape, name) for name in WorkloadSpec.__slots__}
@@ -156,10 +199,43 @@ class Bench:
         return make_workload(WorkloadSpec(**spec))
 
     def _simulated(
-        self, requests: Sequence[TimedRequest], max_concurrency: int | None
+        self, requests: Sequence[TimedRequest], max_concurrency: int | None, pace: float = 1.0
     ) -> tuple[SimulatedRequest, ...]:
-        fleet = Fleet(self._engine, self._costs, 1, max_concurrency=max_concurrency)
+        costs = at_pace(self._costs, pace)
+        fleet = Fleet(self._engine, costs, 1, max_concurrency=max_concurrency)
         return fleet.run(requests).records
+
+
+async def measured(
+    endpoint: Endpoint, requests: Sequence[TimedRequest], max_concurrency: int | None
+) -> LoadResult:
+    result = await run_load(endpoint, requests, max_concurrency)
+    failed = [record.error for record in result.records if record.error is not None]
+    assert not failed, failed[0]
+    return result
+
+
+Seconds = TypeVar("Seconds", StepFeatures, ProcessWork)
+
+
+def at_pace(costs: Costs, pace: float) -> Costs:
+    """The costs of a machine on which everything takes `pace` times as long."""
+
+    def slower(seconds: Seconds) -> Seconds:
+        return type(seconds)(**{k: pace * v for k, v in msgspec.structs.asdict(seconds).items()})
+
+    processes = msgspec.structs.replace(
+        costs.processes, api=slower(costs.processes.api), client=slower(costs.processes.client)
+    )
+    return msgspec.structs.replace(
+        costs,
+        step=slower(costs.step),
+        serving=slower(costs.serving),
+        processes=processes,
+        request_seconds=pace * costs.request_seconds,
+        adapter_read_seconds=pace * costs.adapter_read_seconds,
+        adapter_prepare_seconds=pace * costs.adapter_prepare_seconds,
+    )
 
 
 async def compare_all(bench: Bench, model: Path, only: Sequence[str]) -> list[Compared]:
@@ -175,7 +251,7 @@ async def compare_all(bench: Bench, model: Path, only: Sequence[str]) -> list[Co
         command = lora_serve_command(str(model), port, flags)
         async with running_server(command, url, Path(directory) / "server.log"):
             endpoint = Endpoint(Origin.parse(url), "base", extra_body=EVERY_TOKEN)
-            await run_load(endpoint, bench.workload(LOADS[1], 99)[1][:12], 4)
+            await measured(endpoint, bench.workload(LOADS[1], 99)[1][:12], 4)
             found = []
             for number, load in enumerate(LOADS):
                 if not only or any(word in load.name for word in only):
@@ -184,20 +260,22 @@ async def compare_all(bench: Bench, model: Path, only: Sequence[str]) -> list[Co
             return found
 
 
-HEADER = ("load", "goodput/s", "simulated", "off by", "TTFT p50", "simulated", "off by",
+HEADER = ("load", "pace", "goodput/s", "simulated", "off by", "TTFT p50", "simulated", "off by",
           "TTFT p99", "simulated", "TPOT p50", "simulated")  # fmt: skip
 
 
 def row_of(one: Compared) -> tuple[str, ...]:
     real, simulated = one.measured, one.simulated
+    goodput_error, ttft_error = one.errors
     return (
         one.load,
+        f"{fmean(one.paces):.2f}",
         f"{real.goodput.requests_per_second:.2f}",
         f"{simulated.goodput.requests_per_second:.2f}",
-        f"{one.goodput_error:+.1%}",
+        f"{goodput_error:+.1%}",
         f"{real.ttft_p50:.1f}",
         f"{simulated.ttft_p50:.1f}",
-        f"{one.ttft_error:+.1%}",
+        f"{ttft_error:+.1%}",
         f"{real.ttft_p99:.1f}",
         f"{simulated.ttft_p99:.1f}",
         f"{real.tpot_p50:.2f}",
@@ -236,7 +314,8 @@ def main() -> None:
     print(text_table(HEADER, [row_of(one) for one in found]))
     write_facts(
         args.out, busy_cores_before=busy, limits=bench.limits, costs=costs, loads=found,
-        errors={one.load: (one.goodput_error, one.ttft_error) for one in found},
+        errors={one.load: one.errors for one in found},
+        errors_as_fitted={one.load: one.errors_as_fitted for one in found},
     )  # fmt: skip
 
 

@@ -17,8 +17,11 @@ SIDE = {"goodput": GOODPUT, "ttft_p50": 10.0, "ttft_p99": 11.0, "tpot_p50": 1.0}
 VALIDATED: dict[str, Any] = {
     "limits": {"ttft": 40.0, "tpot": 3.0},
     "costs": {"model": "a model"},
-    "loads": [{"load": "closed loop of 1", "measured": SIDE, "simulated": SIDE}],
+    "loads": [
+        {"load": "closed loop of 1", "paces": [1.1, 1.3], "measured": SIDE, "simulated": SIDE}
+    ],
     "errors": {"closed loop of 1": [0.05, -0.021]},
+    "errors_as_fitted": {"closed loop of 1": [0.07, 0.3]},
 }
 FACTS: dict[str, dict[str, Any]] = {
     "fleet_policies.json": {
@@ -69,8 +72,8 @@ FACTS: dict[str, dict[str, Any]] = {
 ROWS = {
     "fleet_policies.json": "| 2 replicas, affinity | 12.3 | 56 | 789 | 50% |",
     "prefill_decode.json": "| 1 + 1 | 50.0 | 60.0 | 4.0 | 7.5 |",
-    "simulate_demo.json": "| closed loop of 1 | 2.00 | 2.00 | +5.0% | 10.0 | 10.0 | -2.1% |",
-    "simulate_05b.json": "| closed loop of 1 | 2.00 | 2.00 | +5.0% | 10.0 | 10.0 | -2.1% |",
+    "simulate_demo.json": "| closed loop of 1 | 1.20 | 2.00 | 2.00 | +5.0% | 10.0 | 10.0 | -2.1% |",
+    "simulate_05b.json": "| closed loop of 1 | 1.20 | 2.00 | 2.00 | +5.0% | 10.0 | 10.0 | -2.1% |",
     "fleet_soak.json": "| met: each kind | 1 (does not hold) |",
 }
 
