@@ -369,13 +369,12 @@ class Backend {
   std::unique_ptr<PackedQuantized> pack_codes(Address codes, Address scales, Address offsets,
                                               int bits, size_t group, size_t out_features,
                                               size_t in_features) {
-    PackCodesCall call{pointer_to<int8_t>(codes), pointer_to<float>(scales),
-                       pointer_to<float>(offsets),
-                       quantized_shape(bits, group, out_features, in_features), nullptr};
-    call.shape = kernels_.exact_shape(call, workers());
-    auto packed = std::make_unique<PackedQuantized>(call.shape);
-    call.packed = packed->words();
-    kernels_.pack_codes(call, workers());
+    const PackCodesCall call{pointer_to<int8_t>(codes), pointer_to<float>(scales),
+                             pointer_to<float>(offsets),
+                             quantized_shape(bits, group, out_features, in_features)};
+    const ExactNumbers numbers = kernels_.exact_numbers(call, workers());
+    auto packed = std::make_unique<PackedQuantized>(numbers.shape);
+    kernels_.pack_codes(call, numbers, packed->words(), workers());
     return packed;
   }
 

@@ -23,64 +23,17 @@ namespace lora_serve::LORA_SERVE_PATH {
 // Numbers of one panel's groups: [group][lane].
 using PanelNumbers = std::vector<float>;
 
-// rows: (out, groups), or null.
+// rows: (out, groups).
 static inline PanelNumbers numbers_of_panel(const QuantizedShape& shape, const float* rows,
                                             size_t panel) {
   const size_t groups = shape.groups(), first = panel * kLanes;
-  PanelNumbers numbers(rows == nullptr ? 0 : groups * kLanes);
-  if (rows == nullptr) return numbers;
+  PanelNumbers numbers(groups * kLanes);
   const size_t left = shape.out_features - first, lanes = left < kLanes ? left : kLanes;
   for (size_t lane = 0; lane < lanes; ++lane) {
-    for (size_t g = 0; g < groups; ++g)
-      numbers[g * kLanes + lane] = rows[(first + lane) * groups + g];
+    const float* row = rows + (first + lane) * groups;
+    for (size_t g = 0; g < groups; ++g) numbers[g * kLanes + lane] = row[g];
   }
   return numbers;
-}
-
-static inline bool same_bits(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0; }
-
-// Some groups' numbers of one lane as whole numbers times one float16.
-struct SharedUnit {
-  Float16 unit;
-  int8_t counts[kMaxGroup / kLanes];
-};
-
-// Whether gives(i, unit, counts[i]) holds for all of them. Most writers make the largest number
-// -128 or 63 units.
-template <class Gives>
-static bool find_unit(const double* values, size_t count, const Gives& gives, SharedUnit& found) {
-  size_t largest = 0;
-  for (size_t i = 1; i < count; ++i) {
-    if (std::fabs(values[i]) > std::fabs(values[largest])) largest = i;
-  }
-  const auto try_unit = [&](double exact) {
-    Float16 halves[kLanes];
-    store(halves, broadcast(static_cast<float>(exact)));
-    float unit;
-    store_first(&unit, load(halves), 1);
-    const double inverse = unit == 0.0f ? 0.0 : 1.0 / unit;
-    if (!std::isfinite(unit)) return false;
-    const auto fits = [&](size_t i) {
-      const double near = values[i] * inverse;
-      if (!(near > -128.5 && near < 127.5)) return false;
-      found.counts[i] = static_cast<int8_t>(static_cast<int>(near + (near < 0 ? -0.5 : 0.5)));
-      return gives(i, unit, found.counts[i]);
-    };
-    found.unit = halves[0];
-    if (!fits(largest)) return false;
-    for (size_t i = 0; i < count; ++i) {
-      if (!fits(i)) return false;
-    }
-    return true;
-  };
-  const double most = values[largest];
-  if (!(std::fabs(most) < 0x1p100)) return false;  // a NaN, too
-  if (most == 0.0) return try_unit(0.0) || try_unit(-0.0);
-  if (try_unit(most / -128) || try_unit(most / 63)) return true;
-  for (int k = 127; k > 0; --k) {
-    if (try_unit(most / k) || try_unit(most / -k)) return true;
-  }
-  return false;
 }
 
 constexpr uint32_t kAllLanes = (1u << kLanes) - 1;
@@ -89,41 +42,111 @@ constexpr uint32_t kAllLanes = (1u << kLanes) - 1;
 static inline uint32_t same_lanes(const PanelNumbers& a, const PanelNumbers& b) {
   uint32_t same = kAllLanes;
   for (size_t i = 0; i < a.size(); ++i) {
-    if (!same_bits(a[i], b[i])) same &= ~(1u << i % kLanes);
+    if (std::memcmp(&a[i], &b[i], sizeof a[i]) != 0) same &= ~(1u << i % kLanes);
   }
   return same;
 }
 
-// values: what the units' products are, or are near. gives(i, unit, count): whether values[i] is
-// had so. Lanes for which there is no unit are left.
-template <class Gives>
-static void pack_units(const QuantizedShape& shape, NumberForm form,
-                       const std::vector<double>& values, const Gives& gives, uint32_t* to) {
+constexpr size_t kMostOfBlock = kMaxGroup / kLanes;
+
+// The groups of a block: number = base + unit * count, [group][lane].
+struct BlockOfLanes {
+  size_t num_groups;
+  float numbers[kMostOfBlock][kLanes];
+  float bases[kMostOfBlock][kLanes];
+};
+
+struct BlockOfUnits {
+  Float16 units[kLanes];
+  int8_t counts[kMostOfBlock][kLanes];
+};
+
+// Of each lane the product that is farthest from 0.
+static inline void farthest_products(const BlockOfLanes& block, float (&farthest)[kLanes]) {
+  std::memset(farthest, 0, sizeof farthest);
+  for (size_t i = 0; i < block.num_groups; ++i) {
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const float product = block.numbers[i][lane] - block.bases[i][lane];
+      farthest[lane] = std::fabs(product) > std::fabs(farthest[lane]) ? product : farthest[lane];
+    }
+  }
+}
+
+// Takes the farthest product of each lane for `most` units. Bit i: whether that gives all numbers
+// of lane i, to the bit.
+static inline uint32_t try_units(const BlockOfLanes& block, const float (&farthest)[kLanes],
+                                 float most, BlockOfUnits& found) {
+  constexpr float kShift = 12582912.0f;  // 1.5 * 2^23, where floats are whole numbers
+  float units[kLanes], inverses[kLanes];
+  store(found.units, div(load(farthest), broadcast(most)));
+  store(units, load(static_cast<const Float16*>(found.units)));
+  uint32_t differ[kLanes] = {};
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    inverses[lane] = units[lane] == 0.0f ? 0.0f : 1.0f / units[lane];
+  }
+  for (size_t i = 0; i < block.num_groups; ++i) {
+    float made[kLanes];
+    uint32_t made_bits[kLanes], bits[kLanes];
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const float product = block.numbers[i][lane] - block.bases[i][lane];
+      const float near = product * inverses[lane];
+      float count = (near + kShift) - kShift;
+      count = count >= -128.0f && count <= 127.0f ? count : 0.0f;
+      found.counts[i][lane] = static_cast<int8_t>(static_cast<int>(count));
+      made[lane] = block.bases[i][lane] + units[lane] * count;
+    }
+    std::memcpy(made_bits, made, sizeof made);
+    std::memcpy(bits, block.numbers[i], sizeof bits);
+    for (size_t lane = 0; lane < kLanes; ++lane) differ[lane] |= made_bits[lane] ^ bits[lane];
+  }
+  uint32_t held = 0;
+  for (size_t lane = 0; lane < kLanes; ++lane) held |= (differ[lane] == 0 ? 1u : 0u) << lane;
+  return held;
+}
+
+// Finds the units of the lanes that `wanted` has, and gives those for which there are any. Most
+// writers make the largest number -128 or 63 units.
+static inline uint32_t find_units(const BlockOfLanes& block, uint32_t wanted, BlockOfUnits& found) {
+  float farthest[kLanes];
+  farthest_products(block, farthest);
+  uint32_t held = 0;
+  const auto try_most = [&](float most) {
+    BlockOfUnits tried;
+    const uint32_t now = try_units(block, farthest, most, tried) & wanted & ~held;
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      if ((now >> lane & 1) == 0) continue;
+      found.units[lane] = tried.units[lane];
+      for (size_t i = 0; i < block.num_groups; ++i) found.counts[i][lane] = tried.counts[i][lane];
+    }
+    held |= now;
+    return held == wanted;
+  };
+  if (try_most(63.0f) || try_most(-128.0f)) return held;
+  for (int most = 127; most > 0; --most) {
+    if (try_most(static_cast<float>(most)) || try_most(static_cast<float>(-most))) break;
+  }
+  return held;
+}
+
+// Packs numbers that are larger by `bases` than what is stored of them. Lanes for which there are
+// no units are left.
+static inline void pack_units(const QuantizedShape& shape, NumberForm form,
+                              const PanelNumbers& numbers, const PanelNumbers& bases,
+                              uint32_t* to) {
   const size_t per_block = form.block / shape.group, groups = shape.groups();
   Float16* units = reinterpret_cast<Float16*>(to);
   int8_t* counts = reinterpret_cast<int8_t*>(to + shape.blocks(form) * (kLanes / 2));
   uint32_t left = kAllLanes;
-  for (size_t block = 0; block < shape.blocks(form); ++block) {
-    const size_t first = block * per_block;
-    const size_t count = first + per_block < groups ? per_block : groups - first;
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      if ((left >> lane & 1) == 0) continue;
-      double of_lane[kMaxGroup / kLanes];
-      for (size_t i = 0; i < count; ++i) of_lane[i] = values[(first + i) * kLanes + lane];
-      SharedUnit found;
-      const bool is_found =
-          find_unit(of_lane, count,
-                    [&](size_t i, float unit, int8_t whole) {
-                      return gives((first + i) * kLanes + lane, unit, whole);
-                    },
-                    found);
-      if (!is_found) {
-        left &= ~(1u << lane);
-        continue;
-      }
-      units[block * kLanes + lane] = found.unit;
-      for (size_t i = 0; i < count; ++i) counts[(first + i) * kLanes + lane] = found.counts[i];
-    }
+  for (size_t first = 0; first < groups && left != 0; first += per_block, units += kLanes) {
+    BlockOfLanes block;
+    block.num_groups = first + per_block < groups ? per_block : groups - first;
+    const size_t bytes = block.num_groups * kLanes * sizeof(float);
+    std::memcpy(block.numbers, numbers.data() + first * kLanes, bytes);
+    std::memcpy(block.bases, bases.data() + first * kLanes, bytes);
+    BlockOfUnits found{};
+    left = find_units(block, left, found);
+    std::memcpy(units, found.units, sizeof found.units);
+    std::memcpy(counts + first * kLanes, found.counts, block.num_groups * kLanes);
   }
 }
 
@@ -155,12 +178,7 @@ static inline void pack_each(Stored stored, const PanelNumbers& numbers, uint32_
 static inline bool pack_scales(const QuantizedShape& shape, const PanelNumbers& scales,
                                uint32_t* to) {
   if (shape.scales.stored == Stored::kUnits) {
-    const std::vector<double> values(scales.begin(), scales.end());
-    pack_units(shape, shape.scales, values,
-               [&](size_t i, float unit, int8_t whole) {
-                 return same_bits(unit * static_cast<float>(whole), scales[i]);
-               },
-               to);
+    pack_units(shape, shape.scales, scales, PanelNumbers(scales.size(), -0.0f), to);
   } else {
     pack_each(shape.scales.stored, scales, to);
   }
@@ -169,31 +187,31 @@ static inline bool pack_scales(const QuantizedShape& shape, const PanelNumbers& 
   return same_lanes(widened, scales) == kAllLanes;
 }
 
-// What is stored of offsets that are less by `shifts` scales, one for each lane.
+// What is stored of offsets that are less by `shifts` scales, one for each lane. Products with a
+// shift are exact, as those with a unit are.
 static inline void pack_shifted(const QuantizedShape& shape, const PanelNumbers& scales,
                                 const PanelNumbers& offsets, const float* shifts, uint32_t* to) {
   std::memcpy(to, shifts, kLanes * sizeof(float));
   to += kLanes;
-  std::vector<double> values(offsets.size());
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = offsets[i] - static_cast<double>(shifts[i % kLanes]) * scales[i];
-    if (values[i] == 0.0) values[i] = std::copysign(0.0, offsets[i]);
+  PanelNumbers bases(offsets.size()), stored(offsets.size());
+  for (size_t i = 0; i < bases.size(); ++i) {
+    bases[i] = shifts[i % kLanes] * scales[i];
+    stored[i] = offsets[i] - bases[i];
+    if (stored[i] == 0.0f) stored[i] = std::copysign(0.0f, offsets[i]);
   }
-  if (shape.offsets.stored == Stored::kFloat16) {
-    return pack_each(Stored::kFloat16, PanelNumbers(values.begin(), values.end()), to);
-  }
-  pack_units(shape, shape.offsets, values,
-             [&](size_t i, float unit, int8_t whole) {
-               const double product = static_cast<double>(unit) * whole;
-               const double shifted = static_cast<double>(shifts[i % kLanes]) * scales[i] + product;
-               return same_bits(static_cast<float>(shifted), offsets[i]);
-             },
-             to);
+  if (shape.offsets.stored == Stored::kFloat16) return pack_each(Stored::kFloat16, stored, to);
+  pack_units(shape, shape.offsets, offsets, bases, to);
 }
 
-// By how many scales offsets may be more than what is stored. Codes from 0 to 15 have become -8 to
-// 7; a product of -0 leaves a zero the sign that it has.
-constexpr float kShifts[] = {8.0f, -0.0f, 0.0f};
+// By how many scales offsets may be more than what is stored: the likeliest first. Codes of 4 bits
+// were from 0 to 15, and have become -8 to 7; a product of -0 leaves a zero the sign that it has.
+struct Shifts {
+  float tried[3];
+};
+
+static constexpr Shifts shifts_of(int bits) {
+  return bits == 4 ? Shifts{{8.0f, -0.0f, 0.0f}} : Shifts{{-0.0f, 8.0f, 0.0f}};
+}
 
 // Likewise of offsets, whose scales are given.
 static inline bool pack_offsets(const QuantizedShape& shape, const PanelNumbers& scales,
@@ -206,7 +224,7 @@ static inline bool pack_offsets(const QuantizedShape& shape, const PanelNumbers&
   if (QuantizedShape::is_shifted(shape.offsets)) {
     float shifts[kLanes];
     uint32_t held = 0;
-    for (const float shift : kShifts) {
+    for (const float shift : shifts_of(shape.bits).tried) {
       for (size_t lane = 0; lane < kLanes; ++lane) {
         if ((held >> lane & 1) == 0) shifts[lane] = shift;
       }
@@ -237,7 +255,8 @@ static bool all_panels(const QuantizedShape& shape, Workers& workers, const Hold
 }
 
 // The ways to store numbers, the smallest first, as far as they are smaller than floats; then
-// kFloat. words_in(form): of all numbers of a panel.
+// kFloat.
+// words_in(form): of all numbers of a panel.
 template <class WordsIn>
 static std::vector<NumberForm> forms_by_size(const QuantizedShape& shape,
                                              std::initializer_list<Stored> ways,
@@ -279,46 +298,50 @@ static inline bool are_of_bits(const PackCodesCall& call, int bits, Workers& wor
   });
 }
 
-// The smallest of the forms that holds(form, panel) for all panels.
-template <class Holds>
-static NumberForm smallest_that_holds(const QuantizedShape& shape,
-                                      const std::vector<NumberForm>& forms, Workers& workers,
-                                      const Holds& holds) {
-  for (const NumberForm form : forms) {
-    if (all_panels(shape, workers, [&](size_t panel) { return holds(form, panel); })) return form;
+// The smallest of the forms that holds all panels' numbers, into `words`, words_in(form) for each.
+// packs(form, panel, to): whether it holds one's.
+template <class WordsIn, class Packs>
+static NumberForm smallest_form(const QuantizedShape& shape, std::initializer_list<Stored> ways,
+                                Workers& workers, std::vector<uint32_t>& words,
+                                const WordsIn& words_in, const Packs& packs) {
+  for (const NumberForm form : forms_by_size(shape, ways, words_in)) {
+    const size_t each = words_in(form);
+    words.assign(shape.panels() * each, 0);
+    if (all_panels(shape, workers, [&](size_t panel) {
+          return packs(form, panel, words.data() + panel * each);
+        })) {
+      return form;
+    }
   }
   return {Stored::kFloat};
 }
 
-// The shape that the weight is packed in. Of call.shape the ways to store are not looked at.
-static inline QuantizedShape exact_shape(const PackCodesCall& call, Workers& workers) {
-  QuantizedShape shape = call.shape;
+// Of call.shape the ways to store are not looked at.
+static inline ExactNumbers exact_numbers(const PackCodesCall& call, Workers& workers) {
+  ExactNumbers found{call.shape, {}, {}};
+  QuantizedShape& shape = found.shape;
   for (const int bits : {5, 6}) {
     if (shape.bits == 8 && are_of_bits(call, bits, workers)) shape.bits = bits;
   }
-  const auto scale_forms = forms_by_size(
-      shape, {Stored::kBfloat16, Stored::kFloat16, Stored::kUnits},
-      [&](NumberForm form) { return shape.scale_words_in(form); });
-  shape.scales = smallest_that_holds(
-      shape, scale_forms, workers, [&](NumberForm form, size_t panel) {
+  shape.scales = smallest_form(
+      shape, {Stored::kBfloat16, Stored::kFloat16, Stored::kUnits}, workers, found.scales,
+      [&](NumberForm form) { return shape.scale_words_in(form); },
+      [&](NumberForm form, size_t panel, uint32_t* to) {
         QuantizedShape tried = shape;
         tried.scales = form;
-        std::vector<uint32_t> words(tried.scale_words());
-        return pack_scales(tried, numbers_of_panel(tried, call.scales, panel), words.data());
+        return pack_scales(tried, numbers_of_panel(tried, call.scales, panel), to);
       });
-  if (call.offsets == nullptr) return shape;
-  const auto offset_forms = forms_by_size(
-      shape, {Stored::kBytes, Stored::kFloat16, Stored::kUnits},
-      [&](NumberForm form) { return shape.offset_words_in(form); });
-  shape.offsets = smallest_that_holds(
-      shape, offset_forms, workers, [&](NumberForm form, size_t panel) {
+  if (call.offsets == nullptr) return found;
+  shape.offsets = smallest_form(
+      shape, {Stored::kBytes, Stored::kFloat16, Stored::kUnits}, workers, found.offsets,
+      [&](NumberForm form) { return shape.offset_words_in(form); },
+      [&](NumberForm form, size_t panel, uint32_t* to) {
         QuantizedShape tried = shape;
         tried.offsets = form;
-        std::vector<uint32_t> words(tried.offset_words());
         return pack_offsets(tried, numbers_of_panel(tried, call.scales, panel),
-                            numbers_of_panel(tried, call.offsets, panel), words.data());
+                            numbers_of_panel(tried, call.offsets, panel), to);
       });
-  return shape;
+  return found;
 }
 
 }  // namespace lora_serve::LORA_SERVE_PATH

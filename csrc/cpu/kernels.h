@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "dtype.h"
 #include "lora_tables.h"
@@ -103,8 +104,13 @@ struct PackCodesCall {
   const int8_t* codes;
   const float* scales;
   const float* offsets;
-  QuantizedShape shape;  // for exact_shape 8 or 4 bits; for pack_codes what exact_shape gave
-  uint32_t* packed;      // shape.packed_words(), or null for exact_shape
+  QuantizedShape shape;  // of 8 or 4 bits
+};
+
+// How a weight is packed, and its panels' numbers so: scale_words() and offset_words() of each.
+struct ExactNumbers {
+  QuantizedShape shape;
+  std::vector<uint32_t> scales, offsets;
 };
 
 // An LM head's copy in bytes, see screening.h. Norms are those of whole panels' rows, rounded up.
@@ -252,8 +258,9 @@ struct Kernels {
   void (*linear)(const LinearCall&, Workers&);
   void (*gated_linear)(const GatedLinearCall&, Workers&);
   void (*quantize)(const QuantizeCall&, Workers&);
-  QuantizedShape (*exact_shape)(const PackCodesCall&, Workers&);
-  void (*pack_codes)(const PackCodesCall&, Workers&);
+  ExactNumbers (*exact_numbers)(const PackCodesCall&, Workers&);
+  // packed: numbers.shape.packed_words().
+  void (*pack_codes)(const PackCodesCall&, const ExactNumbers& numbers, uint32_t* packed, Workers&);
   void (*quantized_linear)(const QuantizedLinearCall&, Workers&);
   void (*screen_norms)(const ScreenNormsCall&, Workers&);
   void (*screened_tokens)(const ScreenedCall&, Workers&);

@@ -106,7 +106,7 @@ static constexpr Kernels table(const char* path) {
           linear,
           gated_linear,
           quantize,
-          exact_shape,
+          exact_numbers,
           pack_codes,
           quantized_linear,
           screen_norms,

@@ -179,20 +179,15 @@ static inline void code_words(const int8_t* codes, size_t count, int bits, uint3
   }
 }
 
-// The shape is what exact_shape found, so that the numbers are held.
-static inline void pack_codes_panel(const PackCodesCall& call, size_t panel) {
-  const QuantizedShape& shape = call.shape;
+static inline void pack_codes_panel(const PackCodesCall& call, const ExactNumbers& numbers,
+                                    uint32_t* packed, size_t panel) {
+  const QuantizedShape& shape = numbers.shape;
   const size_t width = shape.in_features, groups = shape.groups();
-  uint32_t* to = call.packed + panel * shape.panel_words();
-  std::memset(to, 0, (shape.scale_words() + shape.offset_words()) * sizeof(uint32_t));
-  const PanelNumbers scales = numbers_of_panel(shape, call.scales, panel);
-  pack_scales(shape, scales, to);
-  to += shape.scale_words();
-  if (shape.has_offsets()) {
-    pack_offsets(shape, scales, numbers_of_panel(shape, call.offsets, panel), to);
-  }
+  const size_t scale_words = shape.scale_words(), offset_words = shape.offset_words();
+  uint32_t* words = packed + panel * shape.panel_words();
+  words = std::copy_n(numbers.scales.data() + panel * scale_words, scale_words, words);
+  words = std::copy_n(numbers.offsets.data() + panel * offset_words, offset_words, words);
   static constexpr int8_t kZeros[kMaxGroup] = {};
-  uint32_t* words = to + shape.offset_words();
   for (size_t g = 0; g < groups; ++g) {
     const size_t begin = g * shape.group;
     const size_t count = begin + shape.group < width ? shape.group : width - begin;
@@ -210,9 +205,10 @@ static inline void pack_codes_panel(const PackCodesCall& call, size_t panel) {
   }
 }
 
-static void pack_codes(const PackCodesCall& call, Workers& workers) {
+static void pack_codes(const PackCodesCall& call, const ExactNumbers& numbers, uint32_t* packed,
+                       Workers& workers) {
   for_each_task(workers.team(true), call.shape.panels(),
-                [&](size_t panel, int) { pack_codes_panel(call, panel); });
+                [&](size_t panel, int) { pack_codes_panel(call, numbers, packed, panel); });
 }
 
 }  // namespace lora_serve::LORA_SERVE_PATH

@@ -207,12 +207,11 @@ struct PackedCodes {
 
 PackedCodes pack(const Kernels& kernels, const Kind& kind, const QuantizedShape& shape,
                  const StoredCodes& weight, Workers& workers) {
-  PackCodesCall call{weight.codes.data(), weight.scales.data(),
-                     kind.has_offsets ? weight.offsets.data() : nullptr, shape, nullptr};
-  call.shape = kernels.exact_shape(call, workers);
-  PackedCodes packed{call.shape, allocate_words(call.shape.packed_words())};
-  call.packed = packed.words.get();
-  kernels.pack_codes(call, workers);
+  const PackCodesCall call{weight.codes.data(), weight.scales.data(),
+                           kind.has_offsets ? weight.offsets.data() : nullptr, shape};
+  const ExactNumbers numbers = kernels.exact_numbers(call, workers);
+  PackedCodes packed{numbers.shape, allocate_words(numbers.shape.packed_words())};
+  kernels.pack_codes(call, numbers, packed.words.get(), workers);
   return packed;
 }
 

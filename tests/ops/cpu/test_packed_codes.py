@@ -46,7 +46,7 @@ def ggml(name: str, rows: int = ROWS, width: int = WIDTH) -> QuantizedWeight:
 
 
 def with_zero_points(dtype: torch.dtype) -> QuantizedWeight:
-    """As GPTQ and AWQ have them: 4 bits, scales of 16 bits, whole numbers of them as offsets."""
+    """Codes of GPTQ and AWQ: 4 bits, scales of 16 bits, whole numbers of them as offsets."""
     form = CodeFormat("gptq", bits=4, group=128, least=-8, most=7)
     codes = torch.arange(ROWS * WIDTH).mul(7).remainder(16).sub(8).to(torch.int8)
     groups = WIDTH // form.group
@@ -128,7 +128,7 @@ def test_fewer_bytes_have_the_bits_of_floats(ops: Ops, name: str, dtype: torch.d
 def test_one_number_that_is_not_exact_leaves_all_of_them_floats(
     ops: Ops, name: str, what: str
 ) -> None:
-    """In the last row and group, and by as little as a float can be another."""
+    """It lies in the last row and group, and is as near as another float can be."""
     weight = CASES[name][0]()
     numbers = getattr(weight, what).clone()
     numbers[-1, -1] = numbers[-1, -1].nextafter(torch.tensor(1.0))
