@@ -30,7 +30,7 @@ OUTPUT_TOKENS = 24
 SHORT_CONCURRENCY = 8  # of requests of one token, which show what a request costs
 LOAD_SECONDS = 1.5  # of each load, about, but from so many requests to so many:
 LEAST_REQUESTS, MOST_REQUESTS = 8, 64  # more would take long to simulate so often
-LEAST_PACE = 0.5
+LEAST_PACE = 0.7
 PACE_DOUBT = 0.1
 MOST_TIMES = 3.0  # the median: requests that take longer were held up, and count as so long
 
@@ -135,7 +135,7 @@ class ServingFit:
         load = self._load(LEAST_REQUESTS, concurrency, prompt_tokens, output_tokens)
         seconds = load.simulated(costs).wall_seconds
         number = min(MOST_REQUESTS, round(LEAST_REQUESTS * LOAD_SECONDS / seconds))
-        number = max(LEAST_REQUESTS, concurrency, number)
+        number = max(LEAST_REQUESTS, 2 * concurrency, number)
         load = self._load(number, concurrency, prompt_tokens, output_tokens)
         before = self._api_seconds()
         result = await run_load(self._endpoint, load.requests, load.concurrency)
