@@ -37,24 +37,23 @@ struct FourBits {
   SIMD_INLINE F32x16 value(U32x16 w, int k) { return centred_nibble(w, k % 2 * 4 + k / 2); }
 };
 
-// Four words that EightBits would have.
+// The byte where a code lies of four that are packed as neighbours, two to a half of a word.
+static constexpr int byte_of(int k) { return k == 1 ? 2 : k == 2 ? 1 : k; }
+
+// Four fours, of whose bytes the low six bits count.
 struct SixBits {
   struct Unit {
-    U32x16 eights[4];
+    U32x16 fours[4];
   };
   static constexpr int kPerUnit = 16, kUnitWords = 3;
 
   SIMD_INLINE Unit load(const uint32_t* at) {
-    constexpr uint32_t kLow = 0x3f3f3f3fu;
     const U32x16 a = load_words(at), b = load_words(at + kLanes), c = load_words(at + 2 * kLanes);
-    U32x16 last = mask_words(shift_right(a, 6), 0x03030303u);
-    last = or_masked(last, shift_right(b, 4), 0x0c0c0c0cu);
-    last = or_masked(last, shift_right(c, 2), 0x30303030u);
-    return {{centred_bytes(mask_words(a, kLow)), centred_bytes(mask_words(b, kLow)),
-             centred_bytes(mask_words(c, kLow)), centred_bytes(last)}};
+    const U32x16 low = select_bits(0x03030303u, shift_right(a, 6), shift_right(b, 4));
+    return {{a, b, c, select_bits(0x0f0f0f0fu, low, shift_right(c, 2))}};
   }
   SIMD_INLINE F32x16 value(const Unit& unit, int k) {
-    return signed_byte(unit.eights[k / 4], k % 4);
+    return signed_byte(centred_sixes(unit.fours[k / 4]), byte_of(k % 4));
   }
 };
 
@@ -76,8 +75,6 @@ struct FiveBits {
              select_bits(kThree, shift_right(w[2], 5), shift_right(w[3], 2)),
              select_bits(kFour, last, shift_right(w[3], 3))}};
   }
-  // The byte of its four where code k lies.
-  SIMD_INLINE constexpr int byte_of(int k) { return k == 1 ? 2 : k == 2 ? 1 : k; }
   SIMD_INLINE F32x16 value(const Unit& unit, int k) {
     return centred_five(shift_right(unit.fours[k / 4], 8 * byte_of(k % 4)));
   }
@@ -231,18 +228,44 @@ struct Decoded<FiveBits, Bfloat16> {
   }
 };
 
+// bfloat16 of -32 ... 31, as its high and its low byte.
+struct SixTables {
+  alignas(64) uint8_t high[64], low[64];
+};
+
+static constexpr SixTables six_tables() {
+  SixTables tables{};
+  for (int i = 0; i < 64; ++i) {
+    const int value = i - 32, m = value < 0 ? -value : value;
+    tables.high[i] = static_cast<uint8_t>(kMagnitudes.high[m] | (value < 0 ? 0x80 : 0));
+    tables.low[i] = kMagnitudes.low[m];
+  }
+  return tables;
+}
+
+static constexpr SixTables kSixes = six_tables();
+
+// vpermb looks at six bits of an index: all bytes of a four at once, and then each pair's.
 template <>
 struct Decoded<SixBits, Bfloat16> {
-  using Eight = Decoded<EightBits, Bfloat16>;
-  static constexpr int kWords = 4 * Eight::kWords;
-  Eight eights[4];
+  static constexpr int kWords = 8;
+  U32x16 high[4], low[4];
 
   SIMD_INLINE Decoded of(const SixBits::Unit& unit) {
-    return {{Eight::of(unit.eights[0]), Eight::of(unit.eights[1]), Eight::of(unit.eights[2]),
-             Eight::of(unit.eights[3])}};
+    const __m512i highs = _mm512_load_si512(kSixes.high), lows = _mm512_load_si512(kSixes.low);
+    Decoded decoded;
+#pragma GCC unroll 4
+    for (int f = 0; f < 4; ++f) {
+      decoded.high[f] = {_mm512_permutexvar_epi8(unit.fours[f].v, highs)};
+      decoded.low[f] = {_mm512_permutexvar_epi8(unit.fours[f].v, lows)};
+    }
+    return decoded;
   }
   SIMD_INLINE U32x16 word(const Decoded& decoded, int i) {
-    return Eight::word(decoded.eights[i / Eight::kWords], i % Eight::kWords);
+    constexpr uint32_t kLowBytes = 0x00ff00ffu;
+    const U32x16 high = decoded.high[i / 2], low = decoded.low[i / 2];
+    if (i % 2 == 1) return select_bits(kLowBytes, shift_right(low, 8), high);
+    return select_bits(kLowBytes, low, {_mm512_slli_epi32(high.v, 8)});
   }
 };
 

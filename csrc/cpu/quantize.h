@@ -121,23 +121,25 @@ static void quantize_of(const QuantizeCall& call, Workers& workers) {
                 [&](size_t panel, int) { quantize_panel<T>(call, panel); });
 }
 
+// Four codes of five or six bits, with 16 or 32 added to each, the middle ones in the other order.
+static inline uint32_t four_of(const int8_t* codes, uint32_t added) {
+  uint32_t four;
+  std::memcpy(&four, codes, sizeof four);
+  four = (four & 0xff0000ffu) | (four & 0x0000ff00u) << 8 | (four >> 8 & 0x0000ff00u);
+  return (four ^ 0x80808080u) - (0x80808080u - added * 0x01010101u);  // no byte borrows
+}
+
 // Sixteen codes of six bits as three words.
 static inline void six_bit_words(const int8_t* codes, uint32_t* words) {
   uint32_t fours[4];
-  std::memcpy(fours, codes, sizeof fours);
-  // Bytes in [-32, 31]; with 32 added to each of them, without a carry.
-  for (uint32_t& four : fours) four = ((four ^ 0x80808080u) - 0x60606060u) & 0x3f3f3f3fu;
+  for (int f = 0; f < 4; ++f) fours[f] = four_of(codes + 4 * f, 32);
   for (int w = 0; w < 3; ++w) words[w] = fours[w] | (fours[3] >> 2 * w & 0x03030303u) << 6;
 }
 
 // 32 codes of five bits as five words.
 static inline void five_bit_words(const int8_t* codes, uint32_t* words) {
   uint32_t fours[8];
-  std::memcpy(fours, codes, sizeof fours);
-  for (uint32_t& four : fours) {
-    four = (four & 0xff0000ffu) | (four & 0x0000ff00u) << 8 | (four >> 8 & 0x0000ff00u);
-    four = ((four ^ 0x80808080u) - 0x70707070u) & 0x1f1f1f1fu;  // with 16 added to each byte
-  }
+  for (int f = 0; f < 8; ++f) fours[f] = four_of(codes + 4 * f, 16);
   const auto above = [&](int f, int first, uint32_t mask) {
     return (fours[f] >> first & mask) << 5;
   };

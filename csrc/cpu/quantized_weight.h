@@ -10,17 +10,18 @@
 //
 //   8 bits, 4 to a word: byte i is code[k + i]
 //   4 bits, 8 to a word: nibbles 0 to 7 are code[k + 0, 2, 4, 6, 1, 3, 5, 7] + 8
-//   6 bits, 16 to three words: the low six bits of byte i of word w are code[k + 4 w + i] + 32;
-//           two bits of code[k + 12 + i] + 32, the lowest first, are above those of each word
-//   5 bits, 32 to five words: eight fours of codes, four[f] with code[k + 4 f + 0, 2, 1, 3] + 16 in
-//           its bytes. The low five bits of a byte of word w are four[w]'s; the three above them
+//   6 bits, 16 to three words: four fours of codes, four[f] with code[k + 4 f + 0, 2, 1, 3] + 32 in
+//           its bytes. The low six bits of a byte of word w are four[w]'s; the two above them are
+//           two bits of four[3], the lowest first
+//   5 bits, 32 to five words: eight fours, with 16 added to each code. The low five bits of a byte
+//           of word w are four[w]'s; the three above them
 //             w = 0: four[5], bits 0 to 2     w = 1: four[5], bits 3, 4; four[7], bit 3
 //             w = 2: four[6], bits 0 to 2     w = 3: four[6], bits 3, 4; four[7], bit 4
 //             w = 4: four[7], bits 0 to 2
 //
-// so that the two halves of a word of 4 or 5 bits hold neighbours. A group is a whole number of
-// such units, but the last one of a row may be shorter where codes have 8 or 4 bits. Padding is the
-// code 0. The same on every path.
+// so that the two halves of a word of less than 8 bits hold neighbours. A group is a whole number
+// of such units, but the last one of a row may be shorter where codes have 8 or 4 bits. Padding is
+// the code 0. The same on every path.
 
 #pragma once
 

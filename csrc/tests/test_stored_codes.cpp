@@ -145,8 +145,10 @@ int bits_of(const uint32_t* unit, size_t word, size_t byte, int first, int count
   return static_cast<int>(unit[word * kLanes] >> (8 * byte + first)) & ((1 << count) - 1);
 }
 
+constexpr size_t kByteOf[4] = {0, 2, 1, 3};
+
 int code_of_six_bits(const uint32_t* unit, size_t k) {
-  const size_t word = k / 4, byte = k % 4;
+  const size_t word = k / 4, byte = kByteOf[k % 4];
   if (word < 3) return bits_of(unit, word, byte, 0, 6) - 32;
   return (bits_of(unit, 0, byte, 6, 2) | bits_of(unit, 1, byte, 6, 2) << 2 |
           bits_of(unit, 2, byte, 6, 2) << 4) -
@@ -154,7 +156,6 @@ int code_of_six_bits(const uint32_t* unit, size_t k) {
 }
 
 int code_of_five_bits(const uint32_t* unit, size_t k) {
-  constexpr size_t kByteOf[4] = {0, 2, 1, 3};
   const size_t four = k / 4, byte = kByteOf[k % 4];
   switch (four) {
     case 5:

@@ -37,10 +37,6 @@ SIMD_INLINE U32x16 shift_right(U32x16 w, int n) {
 SIMD_INLINE U32x16 words_of(F32x16 x) {
   return {_mm256_castps_si256(x.lo), _mm256_castps_si256(x.hi)};
 }
-SIMD_INLINE U32x16 or_masked(U32x16 w, U32x16 x, uint32_t mask) {
-  const U32x16 masked = mask_words(x, mask);
-  return {_mm256_or_si256(w.lo, masked.lo), _mm256_or_si256(w.hi, masked.hi)};
-}
 SIMD_INLINE __m256i select_bits(__m256i mask, __m256i a, __m256i b) {
   return _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b));
 }
@@ -48,9 +44,10 @@ SIMD_INLINE U32x16 select_bits(uint32_t mask, U32x16 a, U32x16 b) {
   const __m256i m = _mm256_set1_epi32(static_cast<int>(mask));
   return {select_bits(m, a.lo, b.lo), select_bits(m, a.hi, b.hi)};
 }
-SIMD_INLINE U32x16 centred_bytes(U32x16 w) {
+SIMD_INLINE U32x16 centred_sixes(U32x16 w) {
+  const U32x16 sixes = mask_words(w, 0x3f3f3f3fu);
   const __m256i middle = _mm256_set1_epi8(32);
-  return {_mm256_sub_epi8(w.lo, middle), _mm256_sub_epi8(w.hi, middle)};
+  return {_mm256_sub_epi8(sixes.lo, middle), _mm256_sub_epi8(sixes.hi, middle)};
 }
 
 SIMD_INLINE __m256 signed_byte(__m256i w, int i) {

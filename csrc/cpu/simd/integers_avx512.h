@@ -34,19 +34,15 @@ SIMD_INLINE U32x16 shift_right(U32x16 w, int n) {
   return {_mm512_srli_epi32(w.v, static_cast<unsigned>(n))};
 }
 SIMD_INLINE U32x16 words_of(F32x16 x) { return {_mm512_castps_si512(x.v)}; }
-// w | (x & mask)
-SIMD_INLINE U32x16 or_masked(U32x16 w, U32x16 x, uint32_t mask) {
-  const __m512i m = _mm512_set1_epi32(static_cast<int>(mask));
-  return {_mm512_ternarylogic_epi32(w.v, x.v, m, 0xf8)};
-}
 // Bits of a where the mask has them, of b elsewhere.
 SIMD_INLINE U32x16 select_bits(uint32_t mask, U32x16 a, U32x16 b) {
   const __m512i m = _mm512_set1_epi32(static_cast<int>(mask));
   return {_mm512_ternarylogic_epi32(m, a.v, b.v, 0xca)};
 }
-// Each byte, which is below 64, less 32.
-SIMD_INLINE U32x16 centred_bytes(U32x16 w) {
-  return {_mm512_sub_epi8(w.v, _mm512_set1_epi8(32))};
+// The low six bits of each byte, less 32.
+SIMD_INLINE U32x16 centred_sixes(U32x16 w) {
+  const U32x16 sixes = mask_words(w, 0x3f3f3f3fu);
+  return {_mm512_sub_epi8(sixes.v, _mm512_set1_epi8(32))};
 }
 
 // Byte i of every word, with its sign.

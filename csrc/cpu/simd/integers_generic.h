@@ -23,13 +23,13 @@ SIMD_INLINE void store_words(uint32_t* p, U32x16 w) { std::memcpy(p, &w.v, sizeo
 SIMD_INLINE U32x16 xor_words(U32x16 w, uint32_t bits) { return {w.v ^ bits}; }
 SIMD_INLINE U32x16 shift_right(U32x16 w, int n) { return {w.v >> static_cast<uint32_t>(n)}; }
 SIMD_INLINE U32x16 words_of(F32x16 x) { return {reinterpret_cast<WordLanes>(x.v)}; }
-SIMD_INLINE U32x16 or_masked(U32x16 w, U32x16 x, uint32_t mask) { return {w.v | (x.v & mask)}; }
 SIMD_INLINE U32x16 select_bits(uint32_t mask, U32x16 a, U32x16 b) {
   return {(a.v & mask) | (b.v & ~mask)};
 }
 // With its highest bit set no byte borrows from the next.
-SIMD_INLINE U32x16 centred_bytes(U32x16 w) {
-  return {((w.v | 0x80808080u) - 0x20202020u) ^ 0x80808080u};
+SIMD_INLINE U32x16 centred_sixes(U32x16 w) {
+  const U32x16 sixes = mask_words(w, 0x3f3f3f3fu);
+  return {((sixes.v | 0x80808080u) - 0x20202020u) ^ 0x80808080u};
 }
 
 SIMD_INLINE IntLanes signed_byte_of(U32x16 w, int i) {
