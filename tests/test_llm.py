@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import random
 import shutil
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from doctest import DocTestFinder, DocTestRunner
@@ -20,6 +22,7 @@ from lora_serve.errors import (
     AdapterFormatError,
     AdapterNotFoundError,
     ConfigError,
+    EngineDeadError,
     InvalidRequestError,
 )
 from lora_serve.llm import LLM
@@ -418,3 +421,25 @@ def test_an_adapter_that_is_refused_at_the_start_leaves_no_rank_behind(
     with pytest.raises(AdapterFormatError, match="NaN"):
         LLM(str(model_path), enable_lora=True, lora_modules=(f"a={harmed}",), **settings)
     assert not pids_below(os.getpid(), b"rank_process")
+
+
+@pytest.mark.skipif(default_num_threads() < 2, reason="two ranks need two cores")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_ranks_end_with_the_last_reference_and_a_second_close_does_nothing(
+    model_path: Path,
+) -> None:
+    settings = {"tensor_parallel_size": 2, "cpu_threads": 1, "num_gpu_blocks_override": 16}
+    llm = LLM(str(model_path), **settings)
+    assert pids_below(os.getpid(), b"rank_process")
+    del llm
+    gc.collect()
+    assert not pids_below(os.getpid(), b"rank_process")
+    with LLM(str(model_path), **settings) as llm:
+        (rank,) = pids_below(os.getpid(), b"rank_process")
+        os.kill(rank, signal.SIGKILL)
+        for _ in range(3):
+            with pytest.raises(EngineDeadError):
+                llm.generate(TokensPrompt((1, 2, 3)), SamplingParams(max_tokens=4))
+    llm.close()
+    with pytest.raises(EngineDeadError, match="this engine has ended; make another LLM"):
+        llm.generate(TokensPrompt((1, 2, 3)))

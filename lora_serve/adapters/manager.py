@@ -26,6 +26,7 @@ from lora_serve.errors import (
     AdapterNotFoundError,
     AdapterUnavailableError,
     LoraServeError,
+    RankLostError,
     without_frames,
 )
 from lora_serve.identity import AdapterRef
@@ -226,6 +227,8 @@ class AdapterManager:
         """Publish what has been loaded since the last call. Between two steps."""
         events = AdapterEvents()
         for result in self._loader.take_results():
+            if isinstance(result.outcome, RankLostError):
+                raise result.outcome  # ranks may differ from now on: the engine cannot go on
             if result.job.call is not None:
                 events.published.append((result.job.call, self._end_load(result.job.call, result)))
             elif result.job.ref is not None:

@@ -137,7 +137,8 @@ class SharedMemoryGroup:
     def close(self) -> None:
         """Do what `Group` says."""
         self._counters.release()
-        del self._slots, self._common
+        self._slots = self._slots[:0]
+        self._common = self._common[:0]
         with suppress(BufferError):  # recorded steps have common rows: it goes with the last one
             self._map.close()
 

@@ -17,6 +17,9 @@ from torch._C import _distributed_c10d as c10d
 from lora_serve.distributed.group import own_columns
 from lora_serve.errors import RankLostError
 
+# In which all ranks come, whatever a step may take: they import torch first.
+MEETING_SECONDS = 120.0
+
 Open = Callable[[c10d.Store, int, int, timedelta], c10d.Backend]
 
 
@@ -39,14 +42,21 @@ class TorchGroup:
         seconds: float,
         open_backend: Open = open_gloo,
     ) -> None:
-        """meeting: a file that all ranks see, in a directory that exists; it is not there yet."""
+        """meeting: a file that all ranks see, in a directory that exists; it is not there yet.
+
+        Raises:
+            RankLostError: the others did not come in time.
+        """
         self.rank = rank
         self.world_size = world_size
         self._seconds = seconds
-        limit = timedelta(seconds=seconds)
-        store = c10d.FileStore(str(meeting), world_size)
-        store.set_timeout(limit)
-        self._backend: Any = open_backend(store, rank, world_size, limit)
+        limit = timedelta(seconds=max(seconds, MEETING_SECONDS))
+        try:
+            store = c10d.FileStore(str(meeting), world_size)
+            store.set_timeout(limit)
+            self._backend: Any = open_backend(store, rank, world_size, limit)
+        except RuntimeError as error:
+            raise RankLostError(f"rank {rank} has not met the others: {error}") from error
 
     def gather(
         self, part: Tensor, widths: Sequence[int], whole: Tensor, seconds: float | None = None

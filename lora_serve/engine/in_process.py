@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from lora_serve.engine.core.kv_event_publisher import open_publisher
 from lora_serve.engine.frontend.output import OutputProcessor
 from lora_serve.engine.wire import error_from_info
 from lora_serve.engine_stats import EngineStats
-from lora_serve.errors import LoraServeError
+from lora_serve.errors import EngineDeadError, LoraServeError, RankLostError
 from lora_serve.messages import AbortRequests, CallReply, EngineMessage, EngineRequest, StepOutputs
 from lora_serve.outputs import RequestOutput
 from lora_serve.text.tokenizer import Tokenizer
@@ -37,7 +38,7 @@ class InProcessEngine:
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
         """Raises ConfigError: the model cannot be served as asked."""
-        self._executor = executor = make_executor(config)
+        executor = make_executor(config)
         info = executor.load()
         self._notified: queue.SimpleQueue[None] = queue.SimpleQueue()
         try:
@@ -51,14 +52,23 @@ class InProcessEngine:
         except BaseException:
             executor.close()
             raise
+        # Ranks are processes: they end with the last reference to this engine, too.
+        self._close_executor = weakref.finalize(self, executor.close)
+        self._close_executor.atexit = False  # then they end with this process
+        self._has_failed = False
         self.model_info = self._core.ready()
         self._outputs = OutputProcessor(tokenizer)
         self._replies: dict[int, CallReply] = {}
         self._num_calls = 0
 
     def close(self) -> None:
-        self._core.close()
-        self._executor.close()
+        """End what the engine has started. Again, it does nothing."""
+        if not self._close_executor.alive:
+            return
+        try:
+            self._core.close(has_failed=self._has_failed)
+        finally:
+            self._close_executor()
 
     def stats(self) -> EngineStats:
         """Gauges and totals since start."""
@@ -100,7 +110,13 @@ class InProcessEngine:
         return reply
 
     def _step(self, owners: dict[str, RequestOutput]) -> None:
-        has_run = self._core.step()
+        if self._has_failed or not self._close_executor.alive:
+            raise EngineDeadError("this engine has ended; make another LLM")
+        try:
+            has_run = self._core.step()
+        except RankLostError:
+            self._has_failed = True
+            raise
         has_told = False
         for reply in self._core.take_replies():
             has_told = True

@@ -13,6 +13,7 @@ import os
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
@@ -127,8 +128,9 @@ def _read(path: Path, file: BinaryIO) -> GgufHeader:
     entries = [
         reader.tensor() for _ in range(reader.count(num_tensors, _LENGTH_BYTES + 16, "tensors"))
     ]
-    begin = _aligned(reader.position, metadata.get("general.alignment", DEFAULT_ALIGNMENT))
-    return GgufHeader(path, metadata, _placed(entries, begin, num_bytes))
+    alignment = _alignment(metadata)
+    begin = -(-reader.position // alignment) * alignment
+    return GgufHeader(path, metadata, _placed(entries, begin, alignment, num_bytes))
 
 
 def _check_version(reader: _Reader) -> None:
@@ -146,16 +148,20 @@ def _check_version(reader: _Reader) -> None:
     )
 
 
-def _aligned(position: int, alignment: Value) -> int:
+def _alignment(metadata: Mapping[str, Value]) -> int:
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise _Broken(f"general.alignment must be a power of two, is {alignment!r}")
-    return -(-position // alignment) * alignment
+    return alignment
 
 
 def _placed(
-    entries: list[tuple[str, tuple[int, ...], int, int]], begin: int, file_bytes: int
+    entries: list[tuple[str, tuple[int, ...], int, int]],
+    begin: int,
+    alignment: int,
+    file_bytes: int,
 ) -> dict[str, TensorEntry]:
-    """The tensors by name, each checked to lie within the file."""
+    """The tensors by name, each checked to lie within the file, and on no other's bytes."""
     placed: dict[str, TensorEntry] = {}
     for name, shape, type_id, offset in entries:
         shown = repr(name[:80])
@@ -172,6 +178,11 @@ def _placed(
                 f"the tensor {shown} of shape {shape} cannot be {tensor_type.name}, whose blocks "
                 f"have {tensor_type.values} values"
             )
+        if offset % alignment:
+            raise _Broken(
+                f"the tensor {shown} lies at {offset:,}, not a multiple of {alignment}; the header "
+                "is broken, download the file again"
+            )
         first = begin + offset
         end = first + math.prod(shape) // tensor_type.values * tensor_type.num_bytes
         if end > file_bytes:
@@ -180,7 +191,18 @@ def _placed(
                 "file is cut off, download it again"
             )
         placed[name] = TensorEntry(shape, tensor_type.name, first, end)
+    in_order = sorted(placed.items(), key=_begin_of)
+    for (before, one), (name, other) in pairwise(in_order):
+        if other.begin < one.end:
+            raise _Broken(
+                f"the tensors {before[:80]!r} and {name[:80]!r} have bytes in common; the header "
+                "is broken, download the file again"
+            )
     return placed
+
+
+def _begin_of(item: tuple[str, TensorEntry]) -> int:
+    return item[1].begin
 
 
 class _Reader:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lora_serve.gguf.header import read_header
 from lora_serve.gguf.location import gguf_file
+from lora_serve.regular_file import MAX_JSON_BYTES, read_regular
 from lora_serve.text.generation_config import read_model_json
 from lora_serve.text.model_files import model_file
 
@@ -24,7 +25,7 @@ def chat_templates(source: str, revision: str | None) -> str:
     path = model_file(source, revision, "chat_template.jinja")
     files = [] if path is None else [path]
     files += Path(source).expanduser().glob("additional_chat_templates/*.jinja")
-    found += [file.read_text(encoding="utf-8", errors="replace") for file in files]
+    found += [read_regular(file, MAX_JSON_BYTES).decode(errors="replace") for file in files]
     return "\n".join(found)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from types import MappingProxyType
 
 from lora_serve.errors import ConfigError
+from lora_serve.regular_file import MAX_JSON_BYTES, read_regular
 from lora_serve.text.model_files import model_file
 
 # generation_config.json's names, and SamplingParams' names for the same settings
@@ -51,8 +52,8 @@ def read_json_file(source: str, revision: str | None, filename: str) -> object:
     if path is None:
         return None
     try:
-        content: object = json.loads(path.read_bytes())
-    except ValueError as error:
+        content: object = json.loads(read_regular(path, MAX_JSON_BYTES))
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
     return content
 

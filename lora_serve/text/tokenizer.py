@@ -262,12 +262,16 @@ def _plain_config(source: str, revision: str | None) -> PreTrainedConfig | None:
 
     That imports the config's own class, and some of those torch._dynamo and Triton, which take
     seconds of a start and tell of leaks at its end. It is needed where the tokenizer's files name
-    no class.
+    no class. Rotary positions are left out: no tokenizer asks for them, and a plain config refuses
+    scalings that need its model's own.
     """
     if read_model_json(source, revision, "tokenizer_config.json").get("tokenizer_class") is None:
         return None
     config = read_model_json(source, revision, "config.json")
-    return PreTrainedConfig.from_dict({**config, "name_or_path": source}) if config else None
+    if not config:
+        return None
+    known = {key: value for key, value in config.items() if not key.startswith("rope_")}
+    return PreTrainedConfig.from_dict({**known, "name_or_path": source})
 
 
 def _load(source: str, revision: str | None) -> PreTrainedTokenizerFast:

@@ -17,6 +17,7 @@ from lora_serve.errors import (
     AdapterNotFoundError,
     AdapterUnavailableError,
     LoraServeError,
+    RankLostError,
 )
 from lora_serve.identity import AdapterRef
 from lora_serve.messages import LoadAdapter
@@ -66,6 +67,18 @@ def reload(
 
 def residency(manager: AdapterManager) -> dict[str, str]:
     return {info.name: info.residency for info in manager.infos()}
+
+
+def test_an_adapter_that_a_rank_does_not_take_in_time_ends_the_engine(
+    manager: AdapterManager, loader: ManualLoader
+) -> None:
+    first = publish(manager, "a", "A")
+    publish(manager, "b", "B")
+    publish(manager, "c", "C")
+    manager.request_load(first)
+    loader.finish(first, RankLostError("rank 1 hangs"))
+    with pytest.raises(RankLostError, match="rank 1 hangs"):
+        manager.take_events()
 
 
 def test_a_published_adapter_is_resident_and_added_by_the_next_step(

@@ -158,6 +158,14 @@ HOSTILE = {
         header(counts=(1, 0), tensors=tensor(sizes=(2**32, 2**32, 2**32, 32))),
         "the file is cut off",
     ),
+    "an offset that is not aligned": (
+        header(counts=(1, 0), tensors=tensor(offset=1)) + bytes(256),
+        "the tensor 't' lies at 1, not a multiple of 32",
+    ),
+    "two tensors in one place": (
+        header(counts=(2, 0), tensors=tensor(b"a", (64,)) + tensor(b"b", offset=32)) + bytes(256),
+        "the tensors 'a' and 'b' have bytes in common",
+    ),
     "five dimensions": (
         header(counts=(1, 0), tensors=tensor(sizes=(32, 1, 1, 1, 1))),
         "'t' has 5 dimensions",

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from lora_serve.errors import ConfigError
 from lora_serve.models.source import load_spec, model_path
+from lora_serve.regular_file import MAX_JSON_BYTES
 
 
 def test_a_directory_is_itself(tmp_path: Path) -> None:
@@ -30,6 +32,21 @@ def test_a_hub_id_that_is_none_is_refused_with_the_hubs_reason() -> None:
 def test_a_broken_config_is_refused(tmp_path: Path, content: str, told: str) -> None:
     (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ConfigError, match=told):
+        load_spec(tmp_path)
+
+
+def test_a_config_that_never_ends_or_is_not_written_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match=f"{config} is not a regular file"):
+        load_spec(tmp_path)
+    config.unlink()
+    os.mkfifo(config)
+    with pytest.raises(ConfigError, match=f"{config} is not a regular file"):
+        load_spec(tmp_path)
+    config.unlink()
+    config.write_bytes(b" " * (MAX_JSON_BYTES + 1))
+    with pytest.raises(ConfigError, match="more than 16,777,216 bytes"):
         load_spec(tmp_path)
 
 

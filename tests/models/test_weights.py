@@ -139,6 +139,16 @@ def test_a_broken_index_is_refused(model: Path, spec: ModelSpec, text: str) -> N
         open_model(model, spec)
 
 
+@pytest.mark.parametrize("name", ["../x.safetensors", "/x.safetensors", "a/x.safetensors", ".."])
+def test_shards_elsewhere_than_beside_their_index_are_refused(
+    model: Path, spec: ModelSpec, name: str
+) -> None:
+    index = {"weight_map": {"model.norm.weight": name}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match="name files that lie beside it alone"):
+        open_model(model, spec)
+
+
 def test_a_truncated_file_is_refused(model: Path, spec: ModelSpec) -> None:
     path = model / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])

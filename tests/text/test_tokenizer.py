@@ -62,6 +62,21 @@ def test_threads_encode_and_decode_at_once(byte_level: Tokenizer) -> None:
         assert list(pool.map(byte_level.decode, found)) == texts
 
 
+@pytest.mark.parametrize("kind", ["llama3", "yarn", "longrope"])
+def test_rope_scaling_as_transformers_4_wrote_it_is_no_tokenizers_matter(
+    directory: Path, kind: str
+) -> None:
+    scaling = {"rope_type": kind, "factor": 8.0, "original_max_position_embeddings": 64}
+    write(
+        directory,
+        "config.json",
+        {"model_type": "llama", "rope_theta": 10000.0, "rope_scaling": scaling},
+    )
+    write(directory, "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    tokenizer = Tokenizer(str(directory))
+    assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
+
+
 def test_half_a_character_is_refused_with_its_place(byte_level: Tokenizer) -> None:
     with pytest.raises(InvalidRequestError, match="lone surrogate at character 2"):
         byte_level.encode("ab\ud83d")

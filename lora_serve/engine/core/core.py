@@ -156,9 +156,12 @@ class EngineCore:
         """What there is to tell since the last call, outputs of a step as one message."""
         return self._outbox.take()
 
-    def close(self) -> None:
-        """Give the tiers what was computed last, and end all threads."""
-        if not self.has_requests:
+    def close(self, *, has_failed: bool = False) -> None:
+        """Give the tiers what was computed last, and end all threads.
+
+        has_failed: a step has raised, so that none can follow it.
+        """
+        if not self.has_requests and not has_failed:
             self.step()
             while self._in_flight:
                 self.step()

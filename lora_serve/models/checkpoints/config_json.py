@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from lora_serve.errors import ConfigError
+from lora_serve.regular_file import MAX_JSON_BYTES, read_regular
 
 
 def quantization_method(directory: Path) -> str | None:
@@ -26,7 +27,7 @@ def read_config_json(directory: Path) -> dict[str, object]:
     """
     path = directory / "config.json"
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(read_regular(path, MAX_JSON_BYTES))
     except FileNotFoundError as error:
         raise ConfigError(
             f"model {directory}: this directory has no config.json; name one that holds a model, "

@@ -15,9 +15,11 @@ from lora_serve.models.checkpoints.base import FLOATS, StoredTensor
 from lora_serve.models.checkpoints.config_json import quantization_method, read_config_json
 from lora_serve.models.readahead import FileRange
 from lora_serve.ops.quantization import QuantizedWeight
+from lora_serve.regular_file import read_regular
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # as safetensors itself has it
+MAX_INDEX_BYTES = 64 * 2**20  # a line for each tensor
 
 
 class Safetensors:
@@ -89,10 +91,16 @@ def _files_of(directory: Path) -> list[Path]:
     index = directory / INDEX
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            content = json.loads(read_regular(index, MAX_INDEX_BYTES))
+            names = sorted(set(content["weight_map"].values()))
             paths = [directory / name for name in names]
         except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ConfigError(f"{index}: not an index of safetensors files: {error!r}") from error
+        elsewhere = [name for name in names if Path(name).name != name or name == ".."]
+        if elsewhere:
+            raise ConfigError(
+                f"{index} names {elsewhere[0][:80]!r}; name files that lie beside it alone"
+            )
     elif (directory / SINGLE).is_file():
         paths = [directory / SINGLE]
     else:
