@@ -117,7 +117,7 @@ class Compared:
         return self._errors(self.as_fitted)
 
     def _errors(self, simulated: Figures) -> tuple[float, float]:
-        """Of the goodput, and of the median time to the first token."""
+        """Errors of the goodput, and of the median time to the first token."""
         measured = self.measured.goodput.requests_per_second
         return (
             simulated.goodput.requests_per_second / measured - 1 if measured else 0.0,

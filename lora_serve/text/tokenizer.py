@@ -88,7 +88,8 @@ class Tokenizer:
         """Token ids of a text; other threads run meanwhile.
 
         Raises:
-            InvalidRequestError: the text is not Unicode (JSON can smuggle in half a character).
+            InvalidRequestError: the text is not Unicode (JSON can smuggle in half a character), or
+                the tokenizer's own patterns take too long with it.
         """
         try:
             text.encode()
@@ -98,7 +99,16 @@ class Tokenizer:
                 "can write; remove it",
                 "prompt",
             ) from error
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        try:
+            (encoding,) = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of the library; it has no other base
+                raise
+            raise InvalidRequestError(
+                f"the model's tokenizer gives up on this text: {str(error)[:200]}", "prompt"
+            ) from None
         return encoding.ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

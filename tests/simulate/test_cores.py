@@ -41,7 +41,7 @@ class Trace:
 
 @dataclass
 class Done:
-    """Of each worker, the numbers of what it was asked, and when they ended."""
+    """The numbers of what each worker was asked, and when they ended."""
 
     order: list[list[int]]
     ends: dict[int, float] = field(default_factory=dict)

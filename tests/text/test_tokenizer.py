@@ -77,6 +77,21 @@ def test_rope_scaling_as_transformers_4_wrote_it_is_no_tokenizers_matter(
     assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
 
 
+def test_a_text_on_which_the_tokenizers_own_pattern_gives_up_is_refused(directory: Path) -> None:
+    content = json.loads((directory / "tokenizer.json").read_text())
+    content["pre_tokenizer"] = {
+        "type": "Split",
+        "pattern": {"Regex": "(a+)+$|(x+x+)+y"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    write(directory, "tokenizer.json", content)
+    with pytest.raises(
+        InvalidRequestError, match=r"tokenizer gives up on this text: .*retry-limit"
+    ):
+        Tokenizer(str(directory)).encode("a" * 30 + "!")
+
+
 def test_half_a_character_is_refused_with_its_place(byte_level: Tokenizer) -> None:
     with pytest.raises(InvalidRequestError, match="lone surrogate at character 2"):
         byte_level.encode("ab\ud83d")
