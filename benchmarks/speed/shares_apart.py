@@ -94,14 +94,7 @@ class SharesApart:
 
 def _compute(link: Connection, config: EngineConfig, rank: int, num_ranks: int) -> None:
     """Load a share and execute each step that comes, until the other end is closed."""
-    worker = Worker(
-        config.model,
-        config.cache,
-        config.lora,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        group=NoExchange(rank, num_ranks),
-    )
+    worker = Worker.of(config, group=NoExchange(rank, num_ranks))
     worker.load()
     with suppress(EOFError):
         while True:

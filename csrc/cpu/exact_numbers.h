@@ -203,8 +203,8 @@ static inline void pack_shifted(const QuantizedShape& shape, const PanelNumbers&
   pack_units(shape, shape.offsets, offsets, bases, to);
 }
 
-// By how many scales offsets may be more than what is stored: the likeliest first. Codes of 4 bits
-// were from 0 to 15, and have become -8 to 7; a product of -0 leaves a zero the sign that it has.
+// By how many scales offsets may be more than what is stored, the most frequent first. Codes of 4
+// bits were from 0 to 15, and have become -8 to 7; a product of -0 leaves a zero the sign it has.
 struct Shifts {
   float tried[3];
 };

@@ -63,7 +63,7 @@ class Cores:
             worker.busy_seconds += elapsed
 
     def _plan(self) -> None:
-        """Plan the end of what ends first, if nobody begins or ends before."""
+        """Plan the end of what ends first, unless another worker begins or ends before."""
         self._num_plans += 1
         if not self._busy:
             return

@@ -109,7 +109,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def least_seconds_of(self) -> StepFeatures:
         """What each feature costs at least, in the mean of many steps."""
-        ratio = min(1.0, *self.mean_ratios.values(), 1.0)
+        ratio = min((1.0, *self.mean_ratios.values()))
         return StepFeatures(*(ratio * seconds for seconds in self.seconds_of.values))
 
     @property

@@ -48,4 +48,4 @@ class Frontend:
 
 
 def _nothing() -> None:
-    """Nobody waits for it."""
+    """Do nothing: no part of the simulation waits for it."""

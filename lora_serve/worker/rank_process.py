@@ -219,19 +219,8 @@ def _worker(
         device = open_card(rank, seconds, check)
         group = open_card_group(device.torch_device, group, meeting.cards, seconds)
         device.record_event().wait()  # until all have met
-    return Worker(
-        config.model,
-        config.cache,
-        config.lora,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        device=device,
-        max_draft_rows=config.speculative.max_draft_rows,
-        num_segments=config.parallel.num_segments,
-        draft_model=config.draft_model if rank == ROOT else None,
-        group=group,
-        node_free_bytes=None if share is None else partial(node_free_bytes, share),
-    )
+    free_bytes = None if share is None else partial(node_free_bytes, share)
+    return Worker.of(config, device=device, group=group, node_free_bytes=free_bytes)
 
 
 def main(parent: int, steps: int, calls: int) -> int:

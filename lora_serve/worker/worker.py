@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from msgspec import structs
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
-from lora_serve.config import CacheConfig, DraftModelConfig, LoRAConfig, ModelConfig
+from lora_serve.config import (
+    CacheConfig,
+    DraftModelConfig,
+    EngineConfig,
+    LoRAConfig,
+    ModelConfig,
+)
 from lora_serve.distributed.agreement import least, require_equal
-from lora_serve.distributed.group import ALONE, Group
+from lora_serve.distributed.group import ALONE, ROOT, Group
 from lora_serve.distributed.shares import RankPlace, place_of
 from lora_serve.identity import BASE_MODEL
 from lora_serve.model_info import ModelInfo, Vocabulary
@@ -95,6 +102,30 @@ class Worker:
         self._runner: ModelRunner
         self._submitted: deque[SubmittedStep] = deque()
         self._drawn: Sequence[RequestStepOutput] = ()  # by the last step that had requests
+
+    @classmethod
+    def of(
+        cls,
+        config: EngineConfig,
+        *,
+        device: Device | None = None,
+        group: Group = ALONE,
+        node_free_bytes: Callable[[], int] | None = None,
+    ) -> Self:
+        """Make the worker of a rank as an engine's config says."""
+        return cls(
+            config.model,
+            config.cache,
+            config.lora,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            device=device,
+            max_draft_rows=config.speculative.max_draft_rows,
+            group=group,
+            num_segments=config.parallel.num_segments,
+            node_free_bytes=node_free_bytes,
+            draft_model=config.draft_model if group.rank == ROOT else None,
+        )
 
     @torch.inference_mode()
     def load(self) -> ModelInfo:

@@ -45,13 +45,4 @@ def make_executor(config: EngineConfig) -> Executor:
         return start_ranks(config)
     from lora_serve.worker.worker import Worker
 
-    return Worker(
-        config.model,
-        config.cache,
-        config.lora,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        max_draft_rows=config.speculative.max_draft_rows,
-        num_segments=config.parallel.num_segments,
-        draft_model=config.draft_model,
-    )
+    return Worker.of(config)
