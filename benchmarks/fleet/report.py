@@ -10,13 +10,16 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
+import msgspec
+
 from benchmarks.common.page import folded, replace_between_marks
+from benchmarks.simulate.validate import HEADER, Compared, row_of
 
 ROOT = Path(__file__).parents[2]
 Facts = Mapping[str, Any]
+NUM_SHOWN = 8  # columns of a validation: a page has no room for its tails
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +66,14 @@ def prefill_decode(facts: Facts) -> str:
 
 
 def validated(facts: Facts) -> str:
-    header = ("load", "pace", "goodput/s", "simulated", "off by", "TTFT p50, ms", "simulated",
-              "off by")  # fmt: skip
-    rows = []
-    for one in facts["loads"]:
-        real, simulated = one["measured"], one["simulated"]
-        goodput_error, ttft_error = facts["errors"][one["load"]]
-        rows.append(
-            (
-                one["load"],
-                f"{fmean(one['paces']):.2f}",
-                f"{real['goodput']['requests_per_second']:.2f}",
-                f"{simulated['goodput']['requests_per_second']:.2f}",
-                f"{goodput_error:+.1%}",
-                f"{real['ttft_p50']:.1f}",
-                f"{simulated['ttft_p50']:.1f}",
-                f"{ttft_error:+.1%}",
-            )
-        )
-    limits, as_fitted = facts["limits"], facts["errors_as_fitted"].values()
+    loads = msgspec.convert(facts["loads"], list[Compared])
+    limits = facts["limits"]
+    as_fitted = [one.errors_as_fitted for one in loads]
     return (
         f"{facts['costs']['model']}; good answers have their first token within "
-        f"{limits['ttft']:g} ms and {limits['tpot']:g} ms a token.\n\n{_table(header, rows)}\n\n"
+        f"{limits['ttft']:g} ms and {limits['tpot']:g} ms a token; medians of "
+        f"{len(loads[0].rounds)} rounds, times in ms.\n\n"
+        f"{_table(HEADER[:NUM_SHOWN], [row_of(one)[:NUM_SHOWN] for one in loads])}\n\n"
         f"With the pace of the fit throughout, goodput would be off by {_range(as_fitted, 0)}, and "
         f"the median time to the first token by {_range(as_fitted, 1)}."
     )

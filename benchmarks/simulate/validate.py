@@ -7,7 +7,9 @@ request takes there. Nothing else should run meanwhile.
 
 A shared machine may be faster now than a minute ago. Right before and behind each load runs a
 probe, which is like a load that the costs were fitted to: how much longer it takes than they say is
-the machine's pace, and the simulation is given it. Its figures without that are written, too.
+the machine's pace, and the simulation is given it. Its figures without that are written, too. All
+loads are gone through several times with other requests, and the medians are compared: beside how
+far the simulation is off stands how far the server is from itself.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
@@ -98,31 +100,46 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Compared:
+class Round:
     """paces: before and behind the load. as_fitted: simulated as if they were 1."""
 
-    load: str
     rate: float | None
     paces: tuple[float, float]
     measured: Figures
     simulated: Figures
     as_fitted: Figures
 
+
+@dataclass
+class Compared:
+    """One load, gone through several times."""
+
+    load: str
+    rounds: list[Round]
+
     @property
     def errors(self) -> tuple[float, float]:
-        return self._errors(self.simulated)
+        return self._errors([each.simulated for each in self.rounds])
 
     @property
     def errors_as_fitted(self) -> tuple[float, float]:
-        return self._errors(self.as_fitted)
+        return self._errors([each.as_fitted for each in self.rounds])
 
-    def _errors(self, simulated: Figures) -> tuple[float, float]:
-        """Errors of the goodput, and of the median time to the first token."""
-        measured = self.measured.goodput.requests_per_second
+    def _errors(self, simulated: Sequence[Figures]) -> tuple[float, float]:
+        """Medians of the errors of the goodput, and of the median time to the first token."""
+        pairs = [(each.measured, one) for each, one in zip(self.rounds, simulated, strict=True)]
         return (
-            simulated.goodput.requests_per_second / measured - 1 if measured else 0.0,
-            simulated.ttft_p50 / self.measured.ttft_p50 - 1,
+            median(_error(goodput(real), goodput(one)) for real, one in pairs),
+            median(_error(real.ttft_p50, one.ttft_p50) for real, one in pairs),
         )
+
+
+def _error(measured: float, simulated: float) -> float:
+    return simulated / measured - 1 if measured else 0.0
+
+
+def goodput(figures: Figures) -> float:
+    return figures.goodput.requests_per_second
 
 
 class Bench:
@@ -157,7 +174,7 @@ class Bench:
             popularity="zipf",
         )
 
-    async def compare(self, load: Load, number: int, endpoint: Endpoint) -> Compared:
+    async def compare(self, load: Load, number: int, endpoint: Endpoint) -> Round:
         rate, requests = self.workload(load, number)
         before = await self.pace(endpoint)
         real = await measured(endpoint, requests, load.max_concurrency)
@@ -167,8 +184,7 @@ class Bench:
             records = self._simulated(requests, load.max_concurrency, pace)
             return Figures.of(records, self.limits, max(record.last_token for record in records))
 
-        return Compared(
-            load.name,
+        return Round(
             rate,
             paces,
             Figures.of(real.records, self.limits, real.wall_seconds),
@@ -238,7 +254,9 @@ def at_pace(costs: Costs, pace: float) -> Costs:
     )
 
 
-async def compare_all(bench: Bench, model: Path, only: Sequence[str]) -> list[Compared]:
+async def compare_all(
+    bench: Bench, model: Path, only: Sequence[str], num_rounds: int
+) -> list[Compared]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with TemporaryDirectory(prefix="lora-serve-validate-") as directory:
@@ -252,11 +270,12 @@ async def compare_all(bench: Bench, model: Path, only: Sequence[str]) -> list[Co
         async with running_server(command, url, Path(directory) / "server.log"):
             endpoint = Endpoint(Origin.parse(url), "base", extra_body=EVERY_TOKEN)
             await measured(endpoint, bench.workload(LOADS[1], 99)[1][:12], 4)
-            found = []
-            for number, load in enumerate(LOADS):
-                if not only or any(word in load.name for word in only):
-                    found.append(await bench.compare(load, number, endpoint))
-                    print(row_of(found[-1]), file=sys.stderr)
+            loads = [each for each in LOADS if not only or any(w in each.name for w in only)]
+            found = [Compared(load.name, []) for load in loads]
+            for number in range(num_rounds * len(loads)):  # each number has requests of its own
+                load, one = loads[number % len(loads)], found[number % len(loads)]
+                one.rounds.append(await bench.compare(load, number, endpoint))
+                print(row_of(replace(one, rounds=one.rounds[-1:])), file=sys.stderr)
             return found
 
 
@@ -265,21 +284,25 @@ HEADER = ("load", "pace", "goodput/s", "simulated", "off by", "TTFT p50", "simul
 
 
 def row_of(one: Compared) -> tuple[str, ...]:
-    real, simulated = one.measured, one.simulated
+    rounds = one.rounds
     goodput_error, ttft_error = one.errors
+
+    def medians(of: Callable[[Figures], float]) -> tuple[str, str]:
+        """What was measured, with its range, and what was simulated."""
+        real = sorted(of(each.measured) for each in rounds)
+        spread = f" ({real[0]:.4g} to {real[-1]:.4g})" * (len(real) > 1)
+        simulated = median(of(each.simulated) for each in rounds)
+        return f"{median(real):.4g}{spread}", f"{simulated:.4g}"
+
     return (
         one.load,
-        f"{fmean(one.paces):.2f}",
-        f"{real.goodput.requests_per_second:.2f}",
-        f"{simulated.goodput.requests_per_second:.2f}",
+        f"{median(fmean(each.paces) for each in rounds):.2f}",
+        *medians(goodput),
         f"{goodput_error:+.1%}",
-        f"{real.ttft_p50:.1f}",
-        f"{simulated.ttft_p50:.1f}",
+        *medians(lambda figures: figures.ttft_p50),
         f"{ttft_error:+.1%}",
-        f"{real.ttft_p99:.1f}",
-        f"{simulated.ttft_p99:.1f}",
-        f"{real.tpot_p50:.2f}",
-        f"{simulated.tpot_p50:.2f}",
+        *medians(lambda figures: figures.ttft_p99),
+        *medians(lambda figures: figures.tpot_p50),
     )
 
 
@@ -291,6 +314,7 @@ def main() -> None:
     parser.add_argument("--cost", type=Path, required=True, help="the cost file; made if missing")
     parser.add_argument("--fit-seconds", type=float, default=60.0)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load, about")
+    parser.add_argument("--rounds", type=int, default=3, help="how often all loads are sent")
     parser.add_argument("--only", nargs="+", default=[], help="words of the loads to run")
     parser.add_argument("--out", type=Path, help="where to write the JSON")
     args = parser.parse_args()
@@ -309,7 +333,7 @@ def main() -> None:
         else WorkloadSpec(input_tokens=192, output_tokens=48, length_spread=0.5, vocab_size=300)
     )
     bench = Bench(costs, shape, args.seconds)
-    found = asyncio.run(compare_all(bench, model, args.only))
+    found = asyncio.run(compare_all(bench, model, args.only, args.rounds))
     print(f"{costs.model}: limits of the goodput: {bench.limits}; times in ms")
     print(text_table(HEADER, [row_of(one) for one in found]))
     write_facts(

@@ -30,8 +30,7 @@ OUTPUT_TOKENS = 24
 SHORT_CONCURRENCY = 8  # of requests of one token, which show what a request costs
 LOAD_SECONDS = 1.5  # of each load, about, but from so many requests to so many:
 LEAST_REQUESTS, MOST_REQUESTS = 8, 64  # more would take long to simulate so often
-LEAST_PACE = 0.7
-PACE_DOUBT = 0.1
+SLOWER_DOUBT = 0.1
 MOST_TIMES = 3.0  # the median: requests that take longer were held up, and count as so long
 
 
@@ -58,14 +57,14 @@ class _Measured:
 
 @dataclass(frozen=True, slots=True)
 class Unknowns:
-    """What is found by simulations. Seconds, but for the pace of steps in a server.
+    """What is found by simulations: all of it at least 0, and seconds but for `slower`.
 
-    pace: how much longer they take than those that were timed, from LEAST_PACE on. steps,
+    slower: as what share of its time a step takes longer in a server than alone. steps,
     decode_tokens, prompts: that a step takes longer for each. begin, first, end: parts of a
     request's work. way: what a request is on its way.
     """
 
-    pace: float = 1.0 - LEAST_PACE
+    slower: float = 0.0
     steps: float = 0.0
     decode_tokens: float = 0.0
     prompts: float = 0.0
@@ -87,7 +86,7 @@ class Unknowns:
         return msgspec.structs.replace(
             costs,
             ratios={
-                kind: tuple((LEAST_PACE + self.pace) * ratio for ratio in ratios)
+                kind: tuple((1.0 + self.slower) * ratio for ratio in ratios)
                 for kind, ratios in costs.ratios.items()
             },
             serving=StepFeatures(
@@ -168,7 +167,7 @@ def fit_loads(costs: Costs, measured: Sequence[_Measured]) -> Costs:
     lone = fmean(_usual([record.ttft_seconds for record in measured[-1].result.records]))
     start = Unknowns(begin=work / 2, first=work / 4, end=work / 4)
     part = max(work / 4, lone / 1000)
-    doubts = Unknowns(PACE_DOUBT, lone / 20, lone / 100, lone / 10, part, part, part, lone / 20)
+    doubts = Unknowns(SLOWER_DOUBT, lone / 20, lone / 100, lone / 10, part, part, part, lone / 20)
 
     def simulate(unknowns: Array) -> Array:
         found = Unknowns(*map(float, unknowns)).put_into(known)

@@ -12,16 +12,31 @@ from benchmarks.fleet.report import RECORDS, Record, written
 
 ROOT = Path(__file__).parents[3]
 MACHINE = {"cpu": "a processor", "num_cores": 2, "commit": "abc"}
-GOODPUT = {"requests_per_second": 2.0, "tokens_per_second": 3.0, "share": 1.0}
-SIDE = {"goodput": GOODPUT, "ttft_p50": 10.0, "ttft_p99": 11.0, "tpot_p50": 1.0}
+
+
+def side(goodput: float, ttft: float) -> dict[str, Any]:
+    rate = {"requests_per_second": goodput, "tokens_per_second": 3.0, "share": 1.0}
+    rest = {"ttft_p99": 11.0, "tpot_p50": 1.0, "cached_tokens": 0}
+    return {"goodput": rate, "ttft_p50": ttft, **rest}
+
+
+SIDE = side(2.0, 10.0)
 VALIDATED: dict[str, Any] = {
     "limits": {"ttft": 40.0, "tpot": 3.0},
     "costs": {"model": "a model"},
     "loads": [
-        {"load": "closed loop of 1", "paces": [1.1, 1.3], "measured": SIDE, "simulated": SIDE}
+        {
+            "load": "closed loop of 1",
+            "rounds": [
+                {"rate": None, "paces": [1.1, 1.3], "measured": SIDE, "simulated": side(2.1, 9.8)}
+                | {"as_fitted": side(1.0, 1.0)},
+                {"rate": None, "paces": [1.1, 1.3], "measured": side(2.5, 8.0), "simulated": SIDE}
+                | {"as_fitted": side(1.0, 1.0)},
+                {"rate": None, "paces": [1.1, 1.3], "measured": SIDE, "simulated": side(2.4, 9.0)}
+                | {"as_fitted": side(1.0, 1.0)},
+            ],
+        }
     ],
-    "errors": {"closed loop of 1": [0.05, -0.021]},
-    "errors_as_fitted": {"closed loop of 1": [0.07, 0.3]},
 }
 FACTS: dict[str, dict[str, Any]] = {
     "fleet_policies.json": {
@@ -69,11 +84,14 @@ FACTS: dict[str, dict[str, Any]] = {
         "checks": [{"title": "met: each kind", "passed": False, "figures": "1"}],
     },
 }
+VALIDATED_ROW = (
+    "| closed loop of 1 | 1.20 | 2 (2 to 2.5) | 2.1 | +5.0% | 10 (8 to 10) | 9.8 | -2.0% |"
+)
 ROWS = {
     "fleet_policies.json": "| 2 replicas, affinity | 12.3 | 56 | 789 | 50% |",
     "prefill_decode.json": "| 1 + 1 | 50.0 | 60.0 | 4.0 | 7.5 |",
-    "simulate_demo.json": "| closed loop of 1 | 1.20 | 2.00 | 2.00 | +5.0% | 10.0 | 10.0 | -2.1% |",
-    "simulate_05b.json": "| closed loop of 1 | 1.20 | 2.00 | 2.00 | +5.0% | 10.0 | 10.0 | -2.1% |",
+    "simulate_demo.json": VALIDATED_ROW,
+    "simulate_05b.json": VALIDATED_ROW,
     "fleet_soak.json": "| met: each kind | 1 (does not hold) |",
 }
 
