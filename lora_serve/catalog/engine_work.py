@@ -42,6 +42,7 @@ _TOLD: Mapping[type[LoraServeError], str] = {
 }
 
 Applied = Callable[[Record, Record | None], None]
+CheckName = Callable[[str], None]
 
 
 class Engine(Protocol):
@@ -80,15 +81,22 @@ class EngineWork:
     """Call `more` whenever the view may have work. told: is called with each name that changed.
 
     applied: is told each record that the engine has come to have, with what it had before.
+    check_name: raises AdapterError for names that no adapter can have on this server.
     """
 
     def __init__(
-        self, view: CatalogView, engine: Engine, applied: Applied, told: Callable[[str], None]
+        self,
+        view: CatalogView,
+        engine: Engine,
+        applied: Applied,
+        told: Callable[[str], None],
+        check_name: CheckName,
     ) -> None:
         self._view = view
         self._engine = engine
         self._applied = applied
         self._told = told
+        self._check_name = check_name
         self._works: set[asyncio.Task[None]] = set()
         self._failing: dict[str, _Failing] = {}
         self._is_closed = False
@@ -148,6 +156,7 @@ class EngineWork:
                 elif before is not None and record.differs_in_generation_alone(before):
                     await self._engine.reset_prefix_cache(record.name, record.generation)
                 else:
+                    self._check_name(record.name)
                     await self._engine.load_lora_adapter(
                         record.name,
                         record.source,

@@ -246,7 +246,7 @@ class FileStore:
         try:
             yield
         except (sqlite3.Error, ValueError, TypeError) as error:
-            is_refusal = isinstance(error, sqlite3.Error) and error.sqlite_errorcode in _REFUSALS
+            is_refusal = getattr(error, "sqlite_errorcode", None) in _REFUSALS
             kind = CatalogRefusedError if is_refusal else CatalogUnavailableError
             raise kind(f"the catalog {self._path}: {error}") from error
 

@@ -88,7 +88,7 @@ class RedisStore:
         body = msgspec.json.encode(msgspec.structs.replace(record, serial=0))
         with self._errors():
             serial = self._run(scripts.PUT, record.name, expected, body, int(forgets))
-        return None if serial is None else msgspec.structs.replace(record, serial=int(serial))
+            return None if serial is None else msgspec.structs.replace(record, serial=int(serial))
 
     # ── replicas ────────────────────────────────────────────────────────────────────────────
 
@@ -158,7 +158,7 @@ class RedisStore:
         """Other errors than redis-py's own come of what is not a catalog's."""
         try:
             yield
-        except (redis.RedisError, OSError, ValueError, TypeError, KeyError, IndexError) as error:
+        except (redis.RedisError, OSError, *_OF_GARBAGE) as error:
             self._checked = 0.0
             reason = reason_of(error)
             if scripts.ANEW in reason:
@@ -166,6 +166,16 @@ class RedisStore:
             kind = CatalogRefusedError if isinstance(error, _REFUSALS) else CatalogUnavailableError
             raise kind(f"the catalog at {self._where}: {reason}") from error
 
+
+# What is raised where an answer of another type, or of other parts, is taken for a catalog's.
+_OF_GARBAGE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 # Of these a command, and each of a script, is told before it writes anything.
 _REFUSALS = (

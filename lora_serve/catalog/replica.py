@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
 from lora_serve.catalog.base import CatalogStore
 from lora_serve.catalog.changes import CatalogChanges
-from lora_serve.catalog.engine_work import Applied, Engine, EngineWork
+from lora_serve.catalog.engine_work import Applied, CheckName, Engine, EngineWork
 from lora_serve.catalog.records import Change, Member, Record, Report, Snapshot
 from lora_serve.catalog.rollout import Rollout
 from lora_serve.catalog.rollout_watch import RolloutWatch
@@ -47,6 +47,7 @@ class CatalogReplica:
     """Use as `async with replica.running()`.
 
     applied: told each record that the engine has come to have, with what it had before.
+    check_name: raises AdapterError for names that no adapter can have on this server.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class CatalogReplica:
         *,
         wait_seconds: float = 30.0,
         applied: Applied = lambda record, before: None,
+        check_name: CheckName = lambda name: None,
         clock: Callable[[], float] = seconds_with_sleep,
     ) -> None:
         """wait_seconds: for which a request waits for a name that is on its way."""
@@ -77,14 +79,14 @@ class CatalogReplica:
         self._replaced_by: Member | None = None
         self.changes = CatalogChanges(store, self._ask, self.check_ready)
         self._rollouts = RolloutWatch(store, self._ask)
-        self._work = EngineWork(self.view, engine, applied, self._note_change)
+        self._work = EngineWork(self.view, engine, applied, self._note_change, check_name)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[CatalogReplica]:
         """Follow the catalog; at the end sign off, so that no roll-out waits for this replica."""
         self.view.note_awake(self._clock())
         tasks = [
-            asyncio.create_task(run(), name=f"catalog-{run.__name__.strip('_')}")
+            asyncio.create_task(_kept_up(run), name=f"catalog-{run.__name__.strip('_')}")
             for run in (self._stay_awake, self._keep, self._follow, self._rollouts.run)
         ]
         try:
@@ -320,3 +322,13 @@ class CatalogReplica:
         changed = self._changed.pop(name, None)
         if changed is not None:
             changed.set()
+
+
+async def _kept_up(run: Callable[[], Awaitable[None]]) -> None:
+    """Begin it again where a bug of ours ends it: without it, all others would wait for ever."""
+    while True:
+        try:
+            await run()
+        except Exception:
+            logger.exception("the catalog is followed anew")
+        await asyncio.sleep(RETRY_STORE_SECONDS)

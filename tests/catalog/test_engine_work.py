@@ -55,7 +55,9 @@ def record(serial: int) -> Record:
 def begun(engine: FailingEngine) -> tuple[CatalogView, EngineWork]:
     """Work on one name, which the catalog has since serial 1."""
     view = CatalogView(MEMBER)
-    work = EngineWork(view, engine, lambda record, before: None, lambda name: None)
+    work = EngineWork(
+        view, engine, lambda record, before: None, lambda name: None, lambda name: None
+    )
     view.take_snapshot(Snapshot(serial=1, records=(record(1),), members=(MEMBER,)))
     work.more()
     return view, work

@@ -57,6 +57,13 @@ def test_a_full_disk_refuses_a_change_and_keeps_what_there_is(tmp_path: Path) ->
     store.close()
 
 
+def test_what_sqlite_has_no_code_for_is_an_error_of_the_store(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "catalog")
+    store.close()
+    with pytest.raises(CatalogUnavailableError, match="closed database"):
+        store.get("a")
+
+
 def test_who_is_far_behind_finds_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_store, "MAX_CHANGES", 3)
     store = FileStore(tmp_path / "catalog")

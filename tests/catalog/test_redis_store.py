@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,6 +126,41 @@ def test_what_is_no_catalogs_is_an_error_of_the_store(
         client.set("lora-serve:catalog:1:{tests}:names", b"a text")
         with pytest.raises(CatalogUnavailableError):
             one.get("a")
+
+
+GARBAGE = (7, None, -1.5, b"x", b"\xff", [], {}, [[]], [7, 7, 7], [b"1", 7, [7]], [b"1", [7], [7]],
+    [b"1", [b"9" * 400 + b" {}"], []], [b"1", [b"1 " + b"[" * 9000], []], [b"inf", [], []],
+    [(b"s", [(7, {})])], [(b"s", [(b"1-0", None)])], [(b"s", [(b"1-0", {b"kind": 7})])],
+    [(b"s", 7)], [b"1", {b"a": 7}, [b"a", b"nan"]], (b"1", [b"a", b'["{}",""]'], [b"a", b"x"]),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", GARBAGE, ids=lambda answer: repr(answer)[:30])
+def test_whatever_a_server_answers_is_taken_or_is_an_error_of_the_store(
+    answer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of another kind, or one that somebody has taken over."""
+    store = RedisStore("redis://127.0.0.1:1", "tests")
+    client = SimpleNamespace(
+        register_script=lambda text: lambda keys, arguments: answer,
+        xread=lambda streams, block: answer,
+        ping=lambda: answer,
+    )
+    monkeypatch.setattr(store, "_redis", client)
+    for call in (
+        store.snapshot,
+        partial(store.changes, 0, 0.0),
+        partial(store.get, "a"),
+        partial(store.put, A, 0),
+        partial(store.join, ONE),
+        partial(store.renew, ONE, Report()),
+        partial(store.leave, "one"),
+        store.standings,
+        partial(store.await_reports, 0, 0.0),
+        partial(store.restore, Snapshot()),
+    ):
+        with suppress(CatalogUnavailableError):
+            call()
 
 
 def test_catalogs_of_two_names_do_not_meet(

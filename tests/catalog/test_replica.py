@@ -195,6 +195,29 @@ async def test_a_replica_that_starts_without_the_store_serves_once_it_answers(
             assert await two.admit("a")
 
 
+@pytest.mark.parametrize("call", ["snapshot", "renew", "changes", "await_reports"])
+async def test_a_bug_in_one_answer_of_the_store_does_not_end_what_follows_it(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, num_failures = MemoryStore(), 2
+    real = getattr(store, call)
+
+    def failing(*arguments: object) -> object:
+        nonlocal num_failures
+        if num_failures:
+            num_failures -= 1
+            raise RuntimeError("a bug")
+        return real(*arguments)
+
+    monkeypatch.setattr(store, call, failing)
+    async with started(store, "one") as (one, engine), started(store, "two") as (two, other):
+        path = write_adapter(tmp_path / "a", "ALPHA")
+        record = await load(one, engine, "a", path)
+        assert (await two.rolled_out(record, PATIENCE)).is_everywhere
+        assert digest_of(other, "a") == record.digest
+    assert "the catalog is followed anew" in caplog.text
+
+
 async def test_a_replica_that_slept_asks_before_it_admits(tmp_path: Path) -> None:
     store, clock = MemoryStore(), Clock()
     async with started(store, "one", clock=clock) as (one, ours):

@@ -292,6 +292,29 @@ async def test_a_name_that_failed_here_is_told_with_its_state_and_reason(
         assert str(tmp_path) not in refused.text
 
 
+@pytest.mark.parametrize(
+    "name", ["base/model", "base/model:tenant", "", "two\nlines", "n" * 257], ids=repr
+)
+async def test_a_name_of_the_catalog_that_no_call_could_give_is_not_served(
+    name: str, fleet: Fleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others may write to it, or serve their model under another name."""
+    path = write_adapter(tmp_path / "a", "ALPHA")
+    one = await fleet.start("one")
+    digest = (await load(one, "tenant", path)).headers["X-LoRA-Digest"]
+    catalog = file_store.FileStore(fleet.catalog)
+    try:
+        written = catalog.put(Record(name=name, digest=digest, source=path), 0)
+    finally:
+        catalog.close()
+    await until(lambda: name in fleet.names["one"].unable)
+    listed = (await one.get("/v1/models")).json()["data"]
+    assert [card["id"] for card in listed] == ["base/model", "tenant"]
+    assert written is not None
+    assert f"(serial {written.serial}) takes no requests here" in caplog.text
+    assert await said(one, "tenant") == await said(one, "base/model:tenant") != "404"
+
+
 async def test_servers_are_listed_and_the_dead_forgotten(fleet: Fleet) -> None:
     one = await fleet.start("one")
     await fleet.start("two")

@@ -34,6 +34,7 @@ from lora_serve.server.admin.adapter_changes import MAX_CHANGES, AdapterChanges
 from lora_serve.server.admin.answers import AdapterChange
 from lora_serve.server.admin.protocol import AdapterWish
 from lora_serve.server.engine_api import Engine
+from lora_serve.server.openai.models import ServedModels
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,10 @@ class CataloguedNames:
         self._rollout_seconds = config.lora_rollout_timeout
         store = open_store(config)
         self.catalog = f"{store.where}, as replica {member.replica_id!r}"
-        self.replica = CatalogReplica(store, engine, member, applied=self._applied)
+        check_name = ServedModels(engine.config).check_adapter_name
+        self.replica = CatalogReplica(
+            store, engine, member, applied=self._applied, check_name=check_name
+        )
         self._unknown: deque[float] = deque(maxlen=MAX_CHANGES)  # times of changes that may be made
         engine.metrics.watch_catalog(self._figures)
 

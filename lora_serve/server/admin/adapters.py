@@ -50,8 +50,6 @@ from lora_serve.server.context import ServerContext
 from lora_serve.server.http.auth import caller_of
 from lora_serve.server.http.json_response import json_response
 
-MAX_LORA_NAME_CHARS = 256
-
 
 def adapters_router(context: ServerContext) -> APIRouter:
     router = APIRouter()
@@ -204,7 +202,7 @@ async def _load_tensors(context: ServerContext, request: Request) -> LoadOutcome
             _require_enabled(context)
             if context.names.is_shared:
                 raise no_bodies()
-            _check_name(context, body.lora_name)
+            context.models.check_adapter_name(body.lora_name)
             _note_before(audit, context, body.lora_name)
             adapter = await asyncio.shield(asyncio.create_task(_load_spooled(context, body, audit)))
         audit.note_after(adapter.digest)
@@ -320,21 +318,6 @@ def _check_name_and_path(context: ServerContext, name: str, path: str) -> None:
         empty = "lora_path" if name else "lora_name"
         what = f"'{empty}'" if name or path else "Both 'lora_name' and 'lora_path'"
         raise AdapterError(f"{what} must be provided.", empty)
-    _check_name(context, name)
+    context.models.check_adapter_name(name)
     if "\0" in path:
         raise AdapterError("lora_path must not contain a NUL character", "lora_path")
-
-
-def _check_name(context: ServerContext, name: str) -> None:
-    if not name:
-        raise AdapterError("'lora_name' must be provided.", "lora_name")
-    if context.models.is_taken(name):
-        raise AdapterError(
-            f"The lora adapter '{name}' conflicts with a served base model.", "lora_name"
-        )
-    if len(name) > MAX_LORA_NAME_CHARS or not name.isprintable():
-        raise AdapterError(
-            f"lora_name must have at most {MAX_LORA_NAME_CHARS} characters, all of them printable, "
-            f"got {len(name)} beginning {name[:20]!r}",
-            "lora_name",
-        )

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from lora_serve.catalog.rollout import State
 from lora_serve.config import EngineConfig
-from lora_serve.errors import ASK_FOR_BASE_MODEL, AdapterNotFoundError
+from lora_serve.errors import ASK_FOR_BASE_MODEL, AdapterError, AdapterNotFoundError
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.messages import AdapterInfo
 from lora_serve.server.adapter_names.base import AdapterNames, NotServed
@@ -29,6 +29,7 @@ from lora_serve.server.http.json_response import json_response
 from lora_serve.server.openai.answers import ModelCard, ModelList
 
 SHORT_HEX = 12
+MAX_LORA_NAME_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,21 @@ class ServedModels:
     def is_taken(self, lora_name: str) -> bool:
         """Whether a request for this name would get the base model."""
         return any(lora_name == name or lora_name.startswith(f"{name}:") for name in self.names)
+
+    def check_adapter_name(self, name: str) -> None:
+        """Raise AdapterError for a name under which no adapter can be served here."""
+        if not name:
+            raise AdapterError("'lora_name' must be provided.", "lora_name")
+        if self.is_taken(name):
+            raise AdapterError(
+                f"The lora adapter '{name}' conflicts with a served base model.", "lora_name"
+            )
+        if len(name) > MAX_LORA_NAME_CHARS or not name.isprintable():
+            raise AdapterError(
+                f"lora_name must have at most {MAX_LORA_NAME_CHARS} characters, all of them "
+                f"printable, got {len(name)} beginning {name[:20]!r}",
+                "lora_name",
+            )
 
     def unknown(self, model: str, adapters: Sequence[str] = ()) -> AdapterNotFoundError:
         """The error for a name that none of these has."""
