@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
-from lora_serve.adapters.location import RemoteAdapter
+from lora_serve.adapters.location import AdapterCopy, RemoteAdapter
 from lora_serve.errors import AdapterUnavailableError
 from lora_serve.identity import AdapterRef
 from lora_serve.messages import LoadAdapter
@@ -44,7 +44,7 @@ class ReadTask:
     """
 
     job: LoadJob
-    place: str | RemoteAdapter
+    place: str | RemoteAdapter | AdapterCopy
     begin: float
     deadline: float = 0.0
     end_lock: threading.Lock = field(default_factory=threading.Lock)

@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.lanes import MAX_HUNG_READS, NUM_READS, Lane, LoadJob, ReadTask
-from lora_serve.adapters.location import RemoteAdapter
+from lora_serve.adapters.location import AdapterCopy, RemoteAdapter
 from lora_serve.adapters.source import AdapterSource, make_source
 from lora_serve.adapters.threads import AdapterThreads, LoaderThreads
 from lora_serve.config import LoRAConfig
@@ -80,7 +80,7 @@ class Loader(Protocol):
     def close(self) -> None: ...
 
 
-Outcome = AdapterCheckpoint | RemoteAdapter | str | LoraServeError
+Outcome = AdapterCheckpoint | RemoteAdapter | AdapterCopy | LoraServeError
 Got = TypeVar("Got")
 
 
@@ -198,7 +198,8 @@ class AdapterLoader:
             self._end(task, outcome)
             return
         task.place = outcome
-        following = self._loads if isinstance(outcome, str) else self._downloads
+        reads = self._reloads if task.job.call is None else self._loads
+        following = reads if isinstance(outcome, AdapterCopy) else self._downloads
         following.add(task, self._clock())
         following.queue.append(task)
 
@@ -282,13 +283,15 @@ class AdapterLoader:
 
 
 def _wanted_digest(job: LoadJob) -> str:
-    return job.call.digest if job.call else ""
+    if job.call is not None:
+        return job.call.digest
+    return job.ref.digest.hex() if job.ref is not None else ""
 
 
 def _of_digest(checkpoint: AdapterCheckpoint, job: LoadJob) -> AdapterCheckpoint | AdapterError:
     """The checkpoint, or a refusal if its caller has asked for another digest."""
     wanted, found = _wanted_digest(job), checkpoint.digest.hex()
-    if wanted in ("", found):
+    if job.call is None or wanted in ("", found):
         return checkpoint
     return AdapterChangedError(
         f"{job.path} has the digest {found}, not the one that was asked for, {wanted}; load the "

@@ -44,6 +44,14 @@ class S3Adapter:
 RemoteAdapter = HubAdapter | S3Adapter
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterCopy:
+    """A directory of this disk that holds what was downloaded of an adapter."""
+
+    directory: str
+    origin: RemoteAdapter
+
+
 def download_from_hub(
     adapter: HubAdapter,
     max_bytes: int,

@@ -12,8 +12,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from lora_serve.config import LoRAConfig
 from lora_serve.errors import AdapterError, AdapterNotFoundError, AdapterUnavailableError
 
 FILES = (CONFIG_NAME, WEIGHTS_NAME, DIGEST_NAME)
-S3_SECONDS = "10s"  # for each answer; the whole download has --lora-download-timeout
+S3_SECONDS = "10s"  # in which more of an answer must come
+MAX_S3_RETRIES = 3
 CHUNK_BYTES = 2**22
 SUMS_NAME = "fetched.json"  # the SHA-256 of each file of a copy
 READ_NAME = "read_digest.txt"  # the digest of the adapter that a copy held when it was last read
@@ -45,7 +47,7 @@ def download(adapter: RemoteAdapter, config: LoRAConfig) -> str:
         return download_from_hub(adapter, *limits)
     cache = Path(config.lora_s3_cache_path).expanduser()
     limits = config.lora_max_download_bytes, config.lora_hub_cache_bytes
-    return download_from_s3(adapter, cache, *limits)
+    return download_from_s3(adapter, cache, *limits, config.lora_download_timeout)
 
 
 def copies(adapter: RemoteAdapter, config: LoRAConfig, digest: str) -> list[str]:
@@ -58,14 +60,9 @@ def copies(adapter: RemoteAdapter, config: LoRAConfig, digest: str) -> list[str]
     return copies_of_s3(adapter, Path(config.lora_s3_cache_path).expanduser(), digest)
 
 
-def note_digest(path: str, digest: str, config: LoRAConfig) -> None:
-    """Keep beside a copy of S3 which digest it has, so that it is read for no other digest.
-
-    path: of any adapter, without links.
-    """
-    if os.path.dirname(path) != os.path.realpath(os.path.expanduser(config.lora_s3_cache_path)):
-        return
-    note = Path(path) / READ_NAME
+def note_digest(directory: str, digest: str) -> None:
+    """Keep beside a copy of S3 which digest it has, so that it is read for no other digest."""
+    note = Path(directory) / READ_NAME
     with suppress(OSError):  # then it is read again for each digest
         if _text_of(note) != digest:
             note.write_text(digest)
@@ -77,13 +74,15 @@ def is_below(path: str, place: str) -> bool:
     return rest != path and ".." not in rest.split("/")
 
 
-def download_from_s3(adapter: S3Adapter, cache: Path, max_bytes: int, max_cache_bytes: int) -> str:
+def download_from_s3(
+    adapter: S3Adapter, cache: Path, max_bytes: int, max_cache_bytes: int, seconds: float
+) -> str:
     """Fetch the files of an adapter of S3, unless the same are there; returns their directory.
 
     Where and as whom is S3's own configuration in the environment (AWS_…). max_bytes: of all of
-    them; max_cache_bytes: of all adapters in the cache.
+    them; max_cache_bytes: of all adapters in the cache; seconds: after which nobody waits for it.
     """
-    store, key = _opened(adapter)
+    store, key = _opened(adapter, seconds)
     try:
         found = _listed(store, key)
         if CONFIG_NAME not in found:
@@ -174,7 +173,7 @@ def _check_room(adapter: S3Adapter, num_bytes: int, directory: Path, max_cache_b
         )
 
 
-def _opened(adapter: S3Adapter) -> tuple[Any, str]:
+def _opened(adapter: S3Adapter, seconds: float) -> tuple[Any, str]:
     """A client of the adapter's bucket, and its key there."""
     try:
         from obstore.store import S3Store
@@ -184,7 +183,11 @@ def _opened(adapter: S3Adapter) -> tuple[Any, str]:
         ) from error
     bucket, _, key = adapter.uri.removeprefix("s3://").partition("/")
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
-    options: dict[str, Any] = {"client_options": {"timeout": S3_SECONDS}}
+    until = timedelta(seconds=seconds)
+    options: dict[str, Any] = {
+        "client_options": {"read_timeout": S3_SECONDS, "timeout": until},
+        "retry_config": {"max_retries": MAX_S3_RETRIES, "retry_timeout": until},
+    }
     if endpoint:
         options["endpoint"] = endpoint
         options["client_options"]["allow_http"] = endpoint.startswith("http://")
@@ -192,10 +195,12 @@ def _opened(adapter: S3Adapter) -> tuple[Any, str]:
 
 
 def _listed(store: Any, key: str) -> dict[str, Mapping[str, Any]]:
-    """What there is of an adapter's files, by their names; nothing below them is looked at."""
-    listed = store.list_with_delimiter(f"{key}/")["objects"]
-    found = {str(meta["path"]).rpartition("/")[2]: meta for meta in listed}
-    return {name: found[name] for name in FILES if name in found}
+    """What there is of an adapter's files, by their names, however much lies beside them."""
+    found = {}
+    for name in FILES:
+        with suppress(FileNotFoundError):
+            found[name] = store.head(f"{key}/{name}")
+    return found
 
 
 def _fetch(store: Any, key: str, found: Mapping[str, Mapping[str, Any]], directory: Path) -> None:
@@ -210,12 +215,7 @@ def _fetch(store: Any, key: str, found: Mapping[str, Mapping[str, Any]], directo
         for name, meta in found.items():
             # What is fetched is what was listed: another object by now has another ETag.
             got = store.get(f"{key}/{name}", options={"if_match": meta["e_tag"]})
-            sha = hashlib.sha256()
-            with (made / name).open("wb") as file:
-                for chunk in got.stream(min_chunk_size=CHUNK_BYTES):
-                    sha.update(chunk)
-                    file.write(chunk)
-            sums[name] = sha.hexdigest()
+            sums[name] = _write(got.stream(min_chunk_size=CHUNK_BYTES), made / name, meta["size"])
         (made / SUMS_NAME).write_bytes(msgspec.json.encode(sums))
         for path in (*made.iterdir(), made):
             _sync(path)
@@ -229,6 +229,22 @@ def _fetch(store: Any, key: str, found: Mapping[str, Mapping[str, Any]], directo
         _sync(directory.parent)
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def _write(chunks: Iterable[bytes], path: Path, size: int) -> str:
+    """Write what comes, which has this size; returns its SHA-256."""
+    sha, num_written = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for chunk in chunks:
+            num_written += len(chunk)
+            if num_written > size:
+                break
+            sha.update(chunk)
+            file.write(chunk)
+    if num_written != size:
+        came = "more" if num_written > size else f"{num_written}"
+        raise OSError(f"{path.name} has {size} bytes, as S3 says, and {came} came")
+    return sha.hexdigest()
 
 
 def _remove_at_once(directory: Path) -> None:

@@ -72,7 +72,8 @@ class LoRAConfig:
         metavar="SECONDS",
     )
     lora_reload_timeout: float = setting(
-        "Seconds that reading an evicted adapter again may take; its requests wait no longer.",
+        "Seconds that reading an evicted adapter again may take; its requests wait no longer, but "
+        "for a download.",
         60.0,
         metavar="SECONDS",
     )

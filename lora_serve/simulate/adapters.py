@@ -87,7 +87,7 @@ def make_loader(
     notify: Callable[[], None],
 ) -> AdapterLoader:
     threads = SimulatedThreads(costs, events, clock)
-    source = AdapterSource(checkpoint_at, _download)
+    source = AdapterSource(checkpoint_at, _download, lambda copy: checkpoint_at(copy.directory))
     return AdapterLoader(config, source, lambda checkpoint: None, notify, threads, clock)
 
 

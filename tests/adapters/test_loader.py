@@ -20,7 +20,7 @@ from lora_serve.adapters.loader import (
     LoadResult,
     make_loader,
 )
-from lora_serve.adapters.location import HubAdapter
+from lora_serve.adapters.location import AdapterCopy, HubAdapter
 from lora_serve.adapters.source import AdapterSource
 from lora_serve.adapters.threads import AdapterThreads, Work
 from lora_serve.config import LoRAConfig
@@ -67,7 +67,11 @@ class Books:
         self.now = 0.0
         self.threads = ManualThreads()
         self.prepared: list[bytes] = []
-        source = AdapterSource(_read, lambda adapter: f"/cache/{adapter.repo_id}")
+        source = AdapterSource(
+            _read,
+            lambda adapter: f"/cache/{adapter.repo_id}",
+            _read_copy,
+        )
         self.loader = AdapterLoader(
             CONFIG,
             source,
@@ -107,6 +111,10 @@ def _read(path: str) -> AdapterCheckpoint | HubAdapter:
         case "org/name":
             return HubAdapter(path)
     return oracle_checkpoint(path, path)
+
+
+def _read_copy(copy: AdapterCopy) -> AdapterCheckpoint:
+    return oracle_checkpoint(copy.directory, copy.directory)
 
 
 def digest_of(path: str) -> bytes:
@@ -164,7 +172,7 @@ def test_an_error_keeps_nothing_alive_of_what_was_read() -> None:
             raise AdapterFormatError(path, [str(error)]) from error
 
     threads = ManualThreads()
-    source = AdapterSource(read, lambda adapter: "")
+    source = AdapterSource(read, lambda adapter: "", _read_copy)
     loader = AdapterLoader(CONFIG, source, lambda checkpoint: None, lambda: None, threads)
     loader.submit(LoadJob("/a", call=LoadAdapter(0, "a", "/a")))
     threads.reads.popleft()()
@@ -178,7 +186,7 @@ def test_weights_for_which_there_is_no_memory_are_an_error_of_their_load() -> No
         raise MemoryError
 
     threads = ManualThreads()
-    source = AdapterSource(_read, lambda adapter: "")
+    source = AdapterSource(_read, lambda adapter: "", _read_copy)
     loader = AdapterLoader(CONFIG, source, prepare, lambda: None, threads)
     loader.submit(LoadJob("/a", call=LoadAdapter(0, "a", "/a")))
     threads.reads.popleft()()
@@ -219,6 +227,21 @@ def test_a_download_is_followed_by_a_read(books: Books) -> None:
     (result,) = books.loader.take_results()
     assert isinstance(result.outcome, AdapterCheckpoint)
     assert result.outcome.path == "/cache/org/name"
+
+
+def test_an_evicted_adapter_that_is_downloaded_again_has_the_time_of_a_download(
+    books: Books,
+) -> None:
+    """And its files are read in the lane of reloads, beside which loads go on."""
+    books.reload("a", "org/name")
+    books.finish()  # it is on the hub
+    assert books.results(after_seconds=CONFIG.lora_reload_timeout - 1) == []
+    assert books.results(after_seconds=CONFIG.lora_download_timeout - 1) == []
+    books.finish()
+    assert books.results() == []
+    assert books.results(after_seconds=CONFIG.lora_reload_timeout + 1) == [
+        ("org/name", AdapterUnavailableError)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -404,7 +427,7 @@ def test_a_thread_that_hangs_holds_up_no_other_and_not_the_end(hanging: threadin
     prepared: list[bytes] = []
     loader = AdapterLoader(
         config,
-        AdapterSource(read, lambda adapter: ""),
+        AdapterSource(read, lambda adapter: "", _read_copy),
         lambda checkpoint: prepared.append(checkpoint.digest),
         lambda: None,
         AdapterThreads(),

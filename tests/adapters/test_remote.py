@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,10 @@ from moto.server import ThreadedMotoServer
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.checkpoint import DIGEST_NAME, read_adapter
 from lora_serve.adapters.lanes import LoadJob
-from lora_serve.adapters.loader import make_loader
+from lora_serve.adapters.loader import AdapterLoader, make_loader
 from lora_serve.adapters.location import S3Adapter
+from lora_serve.adapters.manager import AdapterManager
+from lora_serve.adapters.registry import adapter_info
 from lora_serve.adapters.remote import download_from_s3, is_below
 from lora_serve.config import LoRAConfig
 from lora_serve.errors import (
@@ -27,6 +32,7 @@ from lora_serve.errors import (
     AdapterUnavailableError,
     LoraServeError,
 )
+from lora_serve.identity import AdapterRef
 from lora_serve.messages import LoadAdapter
 from lora_serve.model_info import ModelInfo
 from tests.adapters.conftest import Shapes
@@ -70,6 +76,16 @@ def read(
 ) -> AdapterCheckpoint | LoraServeError:
     """What an engine's loader makes of a load from this path, with this digest if it names one."""
     notified = threading.Event()
+    with closing(loader_of(config, lora_modules, notified)) as loader:
+        loader.submit(LoadJob(path, LoadAdapter(1, "name", path, digest=digest)))
+        while True:
+            if results := loader.take_results():
+                return results[0].outcome
+            assert notified.wait(PATIENCE), "the loader does not end"
+            notified.clear()
+
+
+def loader_of(config: LoRAConfig, lora_modules: Shapes, notified: threading.Event) -> AdapterLoader:
     model = ModelInfo(
         fingerprint=b"",
         dtype="float32",
@@ -80,16 +96,24 @@ def read(
         kernels="",
         lora_modules=lora_modules,
     )
-    loader = make_loader(config, model, lambda checkpoint: None, notified.set)
-    try:
-        loader.submit(LoadJob(path, LoadAdapter(1, "name", path, digest=digest)))
+    return make_loader(config, model, lambda checkpoint: None, notified.set)
+
+
+def read_again(loaded: AdapterCheckpoint, config: LoRAConfig, lora_modules: Shapes) -> str:
+    """The digest that is back for the next request of an evicted adapter, or why none is."""
+    notified = threading.Event()
+    with closing(AdapterManager(config, loader_of(config, lora_modules, notified))) as manager:
+        evicted = adapter_info(AdapterRef("a", loaded.digest), loaded)
+        manager.restore([evicted], {})
+        manager.request_load(manager.acquire("a"))
         while True:
-            if results := loader.take_results():
-                return results[0].outcome
+            events = manager.take_events()
+            if events.back:
+                return events.back[0].digest.hex()
+            if events.lost:
+                return type(events.lost[0][1]).__name__
             assert notified.wait(PATIENCE), "the loader does not end"
             notified.clear()
-    finally:
-        loader.close()
 
 
 def test_an_adapter_of_s3_is_loaded_from_below_its_prefix(
@@ -118,12 +142,12 @@ def test_what_was_fetched_is_fetched_again_only_when_it_has_changed(
 ) -> None:
     cache = tmp_path / "cache"
     adapter = S3Adapter(put(s3, "a", write_adapter(tmp_path / "a", lora_tensors(lora_modules))))
-    first = download_from_s3(adapter, cache, MANY, MANY)
+    first = download_from_s3(adapter, cache, MANY, MANY, PATIENCE)
     kept = os.stat(first).st_ino
-    assert download_from_s3(adapter, cache, MANY, MANY) == first
+    assert download_from_s3(adapter, cache, MANY, MANY, PATIENCE) == first
     assert os.stat(first).st_ino == kept
     put(s3, "a", write_adapter(tmp_path / "b", lora_tensors(lora_modules, seed=1)))
-    second = download_from_s3(adapter, cache, MANY, MANY)
+    second = download_from_s3(adapter, cache, MANY, MANY, PATIENCE)
     assert second != first
     assert {path.name for path in cache.iterdir()} == {Path(first).name, Path(second).name}
 
@@ -201,6 +225,46 @@ def test_a_damaged_copy_is_fetched_again(
     assert len(list((tmp_path / "cache").iterdir())) == 1, "the damaged copy must not stay"
 
 
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 64, None], ids=["empty", "other bytes", "gone"])
+def test_an_evicted_adapter_whose_copy_is_damaged_comes_back_by_a_new_copy(
+    s3: Any, tmp_path: Path, kept: LoRAConfig, lora_modules: Shapes, damage: bytes | None
+) -> None:
+    """damage: what its weights are overwritten with; None takes the whole copy away."""
+    uri, [digest] = put_versions(s3, "kept/evicted", tmp_path, kept, lora_modules, 1)
+    loaded = read(uri, kept, lora_modules)
+    assert isinstance(loaded, AdapterCheckpoint), loaded
+    [weights] = (tmp_path / "cache").glob("*/adapter_model.safetensors")
+    whole = weights.read_bytes()
+    if damage is None:
+        shutil.rmtree(weights.parent)
+    else:
+        weights.write_bytes(whole[: -len(damage)] + damage if damage else b"")
+    assert read_again(loaded, kept, lora_modules) == digest
+    assert weights.read_bytes() == whole
+
+
+def test_an_evicted_adapter_comes_back_without_s3_and_never_as_another_version(
+    s3: Any,
+    tmp_path: Path,
+    kept: LoRAConfig,
+    lora_modules: Shapes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    uri, [digest] = put_versions(s3, "kept/moved", tmp_path, kept, lora_modules, 1)
+    loaded = read(uri, kept, lora_modules)
+    assert isinstance(loaded, AdapterCheckpoint), loaded
+    put(s3, "kept/moved", write_adapter(tmp_path / "b", lora_tensors(lora_modules, seed=1)))
+    with monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+        assert read_again(loaded, kept, lora_modules) == digest
+    shutil.rmtree(tmp_path / "disk")
+    (tmp_path / "disk").mkdir()
+    assert read_again(loaded, kept, lora_modules) == "AdapterChangedError"
+    shutil.rmtree(tmp_path / "disk")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    assert read_again(loaded, kept, lora_modules) == "AdapterUnavailableError"
+
+
 def test_of_many_copies_the_one_with_the_digest_is_read_alone(
     s3: Any,
     tmp_path: Path,
@@ -253,15 +317,15 @@ def test_an_adapter_that_is_too_large_is_not_fetched(
 ) -> None:
     adapter = S3Adapter(put(s3, "big", write_adapter(tmp_path / "a", lora_tensors(lora_modules))))
     with pytest.raises(AdapterError, match="more than --lora-max-download-bytes 100"):
-        download_from_s3(adapter, tmp_path / "cache", 100, MANY)
+        download_from_s3(adapter, tmp_path / "cache", 100, MANY, PATIENCE)
     with pytest.raises(AdapterError, match="of --lora-hub-cache-bytes 100"):
-        download_from_s3(adapter, tmp_path / "cache", MANY, 100)
+        download_from_s3(adapter, tmp_path / "cache", MANY, 100, PATIENCE)
     assert not (tmp_path / "cache").exists()
 
 
 def test_a_bucket_that_is_not_there_is_no_fault_of_the_adapter(s3: Any, tmp_path: Path) -> None:
     with pytest.raises((AdapterUnavailableError, AdapterNotFoundError)):
-        download_from_s3(S3Adapter("s3://nowhere/a"), tmp_path, MANY, MANY)
+        download_from_s3(S3Adapter("s3://nowhere/a"), tmp_path, MANY, MANY, PATIENCE)
 
 
 def test_what_is_resolved_in_a_directory_lies_below_it(
@@ -275,6 +339,22 @@ def test_what_is_resolved_in_a_directory_lies_below_it(
     refused = read(str(tmp_path / "adapters" / "link"), config, lora_modules)
     assert isinstance(refused, AdapterError), refused
     assert isinstance(read(outside, config, lora_modules), AdapterCheckpoint)  # an operator's
+
+
+def test_what_was_fetched_from_s3_is_loaded_by_its_uri_alone(
+    s3: Any, tmp_path: Path, kept: LoRAConfig, lora_modules: Shapes
+) -> None:
+    """Its copy lies outside of --lora-allowed-roots, also where no bucket is named any more."""
+    put_versions(s3, "kept/copied", tmp_path, kept, lora_modules, 1)
+    [copy] = (tmp_path / "disk").iterdir()
+    for resolver in ((), kept.lora_resolver):
+        config = replace(
+            kept, lora_resolver=resolver, lora_allowed_roots=(str(tmp_path / "elsewhere"),)
+        )
+        for path in (copy, tmp_path / "cache" / copy.name):
+            refused = read(str(path), config, lora_modules)
+            assert isinstance(refused, AdapterError), refused
+            assert "does not lie below --lora-allowed-roots" in str(refused)
 
 
 def test_a_digest_beside_the_weights_must_be_theirs(tmp_path: Path, lora_modules: Shapes) -> None:

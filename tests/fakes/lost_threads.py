@@ -108,7 +108,7 @@ def lose_parent_watch() -> None:
 
 
 def lose_adapter_read() -> None:
-    loader = AdapterLoader(LoRAConfig(), AdapterSource(bug, bug), bug, bug, AdapterThreads())  # type: ignore[arg-type]
+    loader = AdapterLoader(LoRAConfig(), AdapterSource(bug, bug, bug), bug, bug, AdapterThreads())  # type: ignore[arg-type]
     loader.submit(LoadJob("/a", ref=AdapterRef("a", b"")))
 
 

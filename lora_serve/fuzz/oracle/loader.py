@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.loader import AdapterLoader, LoadResult
-from lora_serve.adapters.location import HubAdapter, RemoteAdapter
+from lora_serve.adapters.location import AdapterCopy, HubAdapter, RemoteAdapter, S3Adapter
 from lora_serve.adapters.source import AdapterSource
 from lora_serve.adapters.threads import Work
 from lora_serve.config import LoRAConfig
 from lora_serve.engine.core.executor import Executor
 from lora_serve.errors import AdapterNotFoundError
 
-HUB = "hub/"  # what is below it has to be downloaded first
+HUB, BUCKET = "hub/", "s3://"  # what is below them has to be downloaded first
 ACTIVATED = "-2"
 INVOCATION = (3, 4)
 MOST_POLLS = 30  # of a read that is in time, and may be slow
 LATE_POLLS = 45  # of the engine's forty in time
+DAMAGED = "damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,10 @@ class OracleThreads:
         self._reads.clear()
 
 
+def _copy_of(adapter: RemoteAdapter, digest: str) -> str:
+    return f"/copies/{adapter}/{digest}"
+
+
 class OracleLoader(AdapterLoader):
     """files: the content of each path."""
 
@@ -92,8 +97,11 @@ class OracleLoader(AdapterLoader):
         rng: Random | None = None,
     ) -> None:
         self.files: dict[str, str] = {}
+        self._damage = Random(delay)
         self.threads = OracleThreads(delay, faults, rng or Random(0))
-        source = AdapterSource(self._read_file, self._download_file)
+        source = AdapterSource(
+            self._read_file, self._download_file, self._read_copy, self._copies_of
+        )
         super().__init__(
             config, source, executor.prepare_adapter, lambda: None, self.threads, clock
         )
@@ -102,15 +110,35 @@ class OracleLoader(AdapterLoader):
         self.threads.poll()
         return super().take_results()
 
-    def _read_file(self, path: str) -> AdapterCheckpoint | HubAdapter:
+    def _read_file(self, path: str) -> AdapterCheckpoint | RemoteAdapter:
         if path.startswith(HUB):
             return HubAdapter(path)
+        if path.startswith(BUCKET):
+            return S3Adapter(path)
         return oracle_checkpoint(path, self._content(path))
 
     def _download_file(self, adapter: RemoteAdapter) -> str:
+        content = self._content(str(adapter))
         path = f"/cache/{adapter}"
-        self.files[path] = self._content(str(adapter))
+        if isinstance(adapter, S3Adapter):
+            path = _copy_of(adapter, hashlib.sha256(content.encode()).hexdigest())
+        self.files[path] = content
         return path
+
+    def _read_copy(self, copy: AdapterCopy) -> AdapterCheckpoint:
+        checkpoint = oracle_checkpoint(copy.directory, self._content(copy.directory))
+        if isinstance(copy.origin, S3Adapter):
+            return replace(checkpoint, path=copy.origin.uri)
+        return checkpoint
+
+    def _copies_of(self, adapter: RemoteAdapter, digest: str) -> list[str]:
+        """What was downloaded with this digest, which may be damaged by now."""
+        path = _copy_of(adapter, digest)
+        if path not in self.files:
+            return []
+        if self._damage.random() < 0.3:
+            self.files[path] = DAMAGED
+        return [path]
 
     def _content(self, path: str) -> str:
         if path not in self.files:

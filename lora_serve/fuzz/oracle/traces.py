@@ -17,6 +17,7 @@ from lora_serve.fuzz.oracle.expected import Expected, TraceResult
 from lora_serve.fuzz.oracle.grammars import OracleGrammars
 from lora_serve.fuzz.oracle.indexer import OracleIndexer
 from lora_serve.fuzz.oracle.loader import (
+    BUCKET,
     HUB,
     OracleLoader,
     ReadFaults,
@@ -277,7 +278,8 @@ class OracleTrace:
     def _load(self, name: str, inplace: bool) -> None:
         content = f"{name}-{self.rng.randrange(3)}"  # few contents, so that traces roll back
         path = self.rng.choice((f"/{name}", f"/{name}/other"))
-        path = f"{HUB}{name}" if self.read_rng.random() < 0.2 else path
+        draw = self.read_rng.random()
+        path = f"{HUB if draw < 0.1 else BUCKET}{name}" if draw < 0.2 else path
         for pending in self.pending.values():
             if pending.path == path:
                 pending.contents.add(content)

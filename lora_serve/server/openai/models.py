@@ -187,9 +187,9 @@ def _lacking(names: AdapterNames, name: str, is_admin: bool) -> NotServed | None
 
 
 def _for_users(card: ModelCard) -> ModelCard:
-    """Leave out how much others use an adapter; show the name where `root` is a path, no hub id."""
-    is_path = card.root.startswith(("/", "~", "."))
-    root = card.id if is_path else card.root
+    """Leave out how much others use an adapter; show the name where `root` is no hub id."""
+    is_place = card.root.startswith(("/", "~", ".")) or "://" in card.root
+    root = card.id if is_place else card.root
     return msgspec.structs.replace(card, root=root, residency=UNSET, num_leases=UNSET)
 
 

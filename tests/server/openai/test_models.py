@@ -126,6 +126,18 @@ async def test_paths_are_shown_to_those_who_may_change_the_server(
         assert not alone.keys() & {"residency", "num_leases"}, "they tell what others use"
 
 
+@pytest.mark.parametrize(("key", "shown"), [("user", "tenant"), ("admin", "s3://bucket/a")])
+async def test_a_bucket_is_shown_to_those_who_may_change_the_server(
+    engine: FakeEngine, tmp_path: Path, key: str, shown: str
+) -> None:
+    loaded = await engine.load_lora_adapter("tenant", write_adapter(tmp_path, "ALPHA"))
+    engine._adapters["tenant"] = structs.replace(loaded, path="s3://bucket/a")
+    keys = ServerConfig(api_key=("user",), admin_api_key=("admin",))
+    async with client_for(engine, keys) as client:
+        client.headers["Authorization"] = f"Bearer {key}"
+        assert (await client.get("/v1/models/tenant")).json()["root"] == shown
+
+
 async def test_a_hub_id_is_shown_to_all() -> None:
     config = fake_config()
     model = replace(config.model, model="org/tiny")
