@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import Any
 
 import msgspec
 
@@ -92,7 +93,7 @@ def summed(answers: Sequence[WholeAnswer]) -> WholeAnswer:
     return _with_body(answers[0], msgspec.json.encode(_sum(bodies)))
 
 
-def _sum(bodies: Sequence[Mapping[str, object]]) -> dict[str, object]:
+def _sum(bodies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     total = dict(bodies[0])
     for body in bodies[1:]:
         for name, value in body.items():
@@ -100,15 +101,23 @@ def _sum(bodies: Sequence[Mapping[str, object]]) -> dict[str, object]:
             if isinstance(before, list) and isinstance(value, list):
                 total[name] = _in_order(before + value)
             elif _is_number(before) and _is_number(value):
-                total[name] = before + value  # type: ignore[operator]  # both are numbers
+                total[name] = before + value
     return total
 
 
-def _in_order(items: list[object]) -> list[object]:
-    """Events with a time by that, the newest first; anything else as it is."""
+def _in_order(items: list[Any]) -> list[Any]:
+    """Events with a time by that, the newest first; anything else as it is.
+
+    A change of the catalog, which every replica tells, comes once: as it is told where it was asked
+    for, since the others add to `by` where that was.
+    """
     if not all(isinstance(item, dict) and "time" in item for item in items):
         return items
-    return sorted(items, key=lambda item: item["time"], reverse=True)  # type: ignore[index]
+    once: dict[object, dict[str, Any]] = {}
+    for item in sorted(items, key=lambda item: len(str(item.get("by")))):
+        serial = item.get("serial")
+        once.setdefault(id(item) if serial is None else ("serial", serial), item)
+    return sorted(once.values(), key=lambda item: item["time"], reverse=True)
 
 
 def _is_number(value: object) -> bool:

@@ -68,6 +68,27 @@ async def test_a_replica_that_has_just_failed_to_load_passes_requests_on(tmp_pat
         assert {*fleet.asked} == {"r1"}
 
 
+async def test_a_change_that_every_replica_tells_of_is_listed_once(tmp_path: Path) -> None:
+    engines = [FakeEngine(), FakeEngine()]
+    async with (
+        opened(engines[0], tmp_path, "one") as one,
+        opened(engines[1], tmp_path, "two") as two,
+        party(engines, [one, two]) as (fleet, client),
+    ):
+        load = {"lora_name": "a", "lora_path": write_adapter(tmp_path / "a", "weights")}
+        for path, body, status in (
+            ("/v1/load_lora_adapter", load, 200),
+            ("/v1/load_lora_adapter", load, 400),
+            ("/v1/unload_lora_adapter", {"lora_name": "a"}, 200),
+        ):
+            assert (await client.post(path, json=body)).status_code == status
+        changes = (await client.get("/adapter_changes")).json()["data"]
+    assert {*fleet.asked} == {"r0", "r1"}
+    told = [(each["change"], each["error"] is None, each["serial"] is None) for each in changes]
+    assert told == [("unload", True, False), ("load", False, True), ("load", True, False)]
+    assert not any(" at " in each["by"] for each in changes)
+
+
 def opened(
     engine: FakeEngine, directory: Path, name: str
 ) -> AbstractAsyncContextManager[AdapterNames]:

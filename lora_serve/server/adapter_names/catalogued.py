@@ -209,6 +209,7 @@ class CataloguedNames:
                 new_path=record.source or None,
                 new_digest=record.digest or None,
                 error=None,
+                serial=record.serial,
             )
         )
 

@@ -259,6 +259,7 @@ async def _load(
         _note_before(audit, context, wish.lora_name)
         loaded = await _published(context, wish, caller.shown)
         audit.note_after(loaded.adapter.digest)
+        _note_serial(audit, loaded.rollout)
     await _remove_unused(context)
     return LoadOutcome(loaded.adapter, audit.is_unchanged, loaded.rollout)
 
@@ -282,6 +283,7 @@ async def _unload(
             )
         _note_before(audit, context, name)
         rollout = await context.names.unload(name, caller.shown)
+        _note_serial(audit, rollout)
     await _remove_unused(context)
     return name, rollout
 
@@ -294,6 +296,11 @@ def _note_before(audit: AdapterAudit, context: ServerContext, name: str) -> None
     adapter = context.engine.adapter(name)
     if adapter is not None:
         audit.note_before(adapter.digest, adapter.path)
+
+
+def _note_serial(audit: AdapterAudit, rollout: Rollout | None) -> None:
+    if rollout is not None:
+        audit.note_serial(rollout.record.serial)
 
 
 async def _published(context: ServerContext, wish: AdapterWish, by: str) -> Loaded:

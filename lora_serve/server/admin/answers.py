@@ -234,7 +234,8 @@ class AdapterChange(msgspec.Struct, frozen=True, kw_only=True):
 
     time: seconds since 1970. by: what the log calls the caller. old_path, old_digest: of what stood
     under the name before; null if nothing did. new_path, new_digest: of what was loaded; null after
-    an unload, and with a failure, whose text is `error`.
+    an unload, and with a failure, whose text is `error`. serial: the change's place among all of a
+    catalog; null without one.
     """
 
     time: float
@@ -246,6 +247,7 @@ class AdapterChange(msgspec.Struct, frozen=True, kw_only=True):
     new_path: str | None
     new_digest: str | None
     error: str | None
+    serial: int | None = None
 
 
 class AdapterChangeList(msgspec.Struct, frozen=True, kw_only=True):

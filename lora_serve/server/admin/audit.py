@@ -36,6 +36,7 @@ class AdapterAudit:
         self._path: str | None = None
         self._old_path: str | None = None
         self._old = self._new = NO_ADAPTER
+        self._serial: int | None = None
 
     def __enter__(self) -> AdapterAudit:
         return self
@@ -92,6 +93,10 @@ class AdapterAudit:
         """Note what stands under the name in the end; nothing does if this is not called."""
         self._new = digest
 
+    def note_serial(self, serial: int) -> None:
+        """Note which change of the catalog it is."""
+        self._serial = serial
+
     def _keep(self, failure: str | None) -> None:
         """Keep an admin's change; what others are refused must not push it out of the list."""
         if self._changes is None or self._name is None or not self._caller.is_admin:
@@ -108,6 +113,7 @@ class AdapterAudit:
                 new_path=self._path if is_loaded else None,
                 new_digest=self._new if is_loaded else None,
                 error=_cut(failure),
+                serial=self._serial,
             )
         )
 
