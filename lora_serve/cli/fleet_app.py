@@ -49,6 +49,7 @@ def app(args: dict[str, object]) -> Application:
         ConfigError: there is no such flag, or it cannot be; or Ray Serve is missing.
     """
     try:
+        from lora_serve.fleet.cluster import placed_on_cluster
         from lora_serve.fleet.deployments import application
     except ImportError as error:
         raise ConfigError(f"no Ray Serve ({error}): pip install 'lora-serve[fleet]'") from error
@@ -57,7 +58,7 @@ def app(args: dict[str, object]) -> Application:
     if not engine.model.model:
         engine = with_demo_model(engine)
     fleet = replace(fleet, replicas=fleet.replicas or DEFAULT_REPLICAS)
-    return application(engine, server, fleet, catalog_config(flags))
+    return application(placed_on_cluster(engine, fleet), server, fleet, catalog_config(flags))
 
 
 def parsed(args: Mapping[str, object]) -> argparse.Namespace:
