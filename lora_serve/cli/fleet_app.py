@@ -23,6 +23,8 @@ ELSEWHERE = {  # what an address is for is Ray Serve's business
     "port": "http_options.port",
     "uds": "http_options",
     "metrics_port": "the route /metrics",
+    "lora_replica_id": "the ids of replicas",
+    "lora_replica_address": "the ids of replicas",
     "ssl_keyfile": "http_options.ssl_keyfile",
     "ssl_certfile": "http_options.ssl_certfile",
     "ssl_ca_certs": "http_options.ssl_ca_certs",

@@ -53,6 +53,7 @@ def run_serve(args: argparse.Namespace) -> int:
     """
     engine, server, fleet = configs(args)
     catalog = catalog_config(args)
+    _refuse_flags_without_replicas(args, fleet)
     set_up_logging(engine.log, "server")
     for line in told_of(args):
         logger.info("%s", line)
@@ -66,6 +67,7 @@ def run_serve(args: argparse.Namespace) -> int:
             process.spawn()
             _say_what_is_to_be_served(engine, server)
             engine, listeners = _checked(engine, server, catalog, stack, process, interrupt)
+            server = listeners.with_port(server)
             asyncio.run(_serve(engine, server, listeners, process, catalog))
     return 0
 
@@ -81,7 +83,7 @@ def _run_replicas(
             process.spawn()
             _say_what_is_to_be_served(engine, server, f"{fleet.min_replicas} replicas of ")
             engine, listeners = _checked(engine, server, catalog, stack, process, interrupt)
-        serve_replicas(engine, server, fleet, catalog, listeners)
+        serve_replicas(engine, listeners.with_port(server), fleet, catalog, listeners)
     return 0
 
 
@@ -93,6 +95,20 @@ def _say_what_is_to_be_served(engine: EngineConfig, server: ServerConfig, what: 
         "lora-serve %s: to serve %s%s on %s; importing Python packages first, which takes seconds",
         *(__version__, what, model, address),
     )
+
+
+def _refuse_flags_without_replicas(args: argparse.Namespace, fleet: FleetConfig) -> None:
+    """Whoever says how many replicas there may be, or which answers, expects that there are some.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    given = [f"--{flag_name(field)}" for field in fields(FleetConfig) if field.name in args]
+    if given and fleet.replicas is None:
+        raise ConfigError(
+            f"{', '.join(given)}: without --replicas one engine answers; add it, as in "
+            "--replicas 1, or leave this out"
+        )
 
 
 def _warn_of_idle_flags(args: argparse.Namespace, engine: EngineConfig) -> None:

@@ -35,13 +35,13 @@ class CatalogConfig:
     )
     lora_replica_id: str | None = setting(
         "Name of this server in the catalog; a later server with the same id replaces it. This "
-        "machine's name and the port if left out.",
+        "machine's name and the port, or Unix socket, if left out.",
         None,
         metavar="NAME",
     )
     lora_replica_address: str | None = setting(
-        "Address at which others reach this server, shown in the catalog; http:// and the id if "
-        "left out.",
+        "Address at which others reach this server, shown in the catalog; its machine's name and "
+        "port, or Unix socket, if left out.",
         None,
         metavar="URL",
     )

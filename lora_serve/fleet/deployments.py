@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp
 
 from lora_serve.config import CatalogConfig, EngineConfig, FleetConfig, ServerConfig
 from lora_serve.fleet.ingress import ingress_app
+from lora_serve.fleet.lost_replicas import is_gone
 from lora_serve.fleet.messages import AnswerHead, ReplicaLostError, RequestHead, WholeAnswer
 from lora_serve.fleet.replica import Replica
 from lora_serve.fleet.routing import RoutingRequest
@@ -52,9 +54,12 @@ class FleetReplica:
     ) -> None:
         set_up_logging(engine.log, "replica")
         replica_id = serve.get_replica_context().replica_id
-        name = f"{_cluster()}/{replica_id.to_full_id_str()}"
-        catalog = replace(catalog, lora_replica_id=name)
-        self._replica = await Replica.start(replica_id.unique_id, engine, server, catalog, is_gone)
+        run = catalog.lora_replica_id or _cluster()
+        catalog = replace(catalog, lora_replica_id=f"{run}/{replica_id.to_full_id_str()}")
+        has_ended = partial(is_gone, run, is_running)
+        self._replica = await Replica.start(
+            replica_id.unique_id, engine, server, catalog, has_ended
+        )
 
     async def answer(
         self, routing: RoutingRequest, head: RequestHead, body: bytes
@@ -146,19 +151,16 @@ class RayFleet:
         return whole
 
 
-def is_gone(replica: str) -> bool:
-    """Whether a replica, as the catalog calls it, was one of this cluster's and has ended.
+def is_running(actor: str) -> bool:
+    """Whether Ray has this actor, or may have it.
 
     Ray gives a name back when the process that had it is known to be dead.
     """
-    cluster, _, actor = replica.partition("/")
-    if cluster != _cluster() or not ReplicaID.is_full_id_str(actor):
-        return False
     try:
         ray.get_actor(actor, namespace=NAMESPACE)
     except ValueError:
-        return True
-    return False
+        return not ReplicaID.is_full_id_str(actor)
+    return True
 
 
 def _cluster() -> str:

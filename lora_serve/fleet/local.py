@@ -22,9 +22,11 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from lora_serve.config import CatalogConfig, EngineConfig, FleetConfig, ServerConfig
 from lora_serve.errors import ConfigError
 from lora_serve.fleet.ingress import ingress_app
+from lora_serve.fleet.lost_replicas import run_of
 from lora_serve.ops.cpu.numa import AUTO
 from lora_serve.ops.cpu.threads import default_num_threads
 from lora_serve.private_directory import PrivateDirectory
+from lora_serve.server.adapter_names.opening import member_of
 from lora_serve.server.http.auth import KeyRing
 from lora_serve.server.http.connections import Connections
 from lora_serve.server.http.drain import Drain, Draining
@@ -83,8 +85,9 @@ def serve_replicas(
         ConfigError: the replicas cannot be started.
     """
     engine = shared_out(placed(engine), fleet)
+    run = run_of(member_of(server, catalog).replica_id)
     with (
-        _own_unless_named(catalog, engine) as catalog,
+        _own_unless_named(replace(catalog, lora_replica_id=run), engine) as catalog,
         local_replicas(engine, server, fleet, catalog) as replicas,
     ):
         asyncio.run(_serve(replicas, engine, server, listeners))
@@ -128,12 +131,15 @@ def local_replicas(
 
 
 def shared_out(engine: EngineConfig, fleet: FleetConfig) -> EngineConfig:
-    """The machine's cores, divided among the replicas and their ranks."""
-    if engine.model.cpu_threads is not None:
-        return engine
-    num_ranks = _most_replicas(fleet) * engine.parallel.tensor_parallel_size
-    threads = max(1, default_num_threads() // num_ranks)
-    return replace(engine, model=replace(engine.model, cpu_threads=threads))
+    """The machine's cores and free memory, divided among the replicas, and cores among ranks."""
+    cache, model, replicas = engine.cache, engine.model, _most_replicas(fleet)
+    if model.device != "cuda":  # of a GPU each has its own
+        share = cache.gpu_memory_utilization / replicas
+        cache = replace(cache, gpu_memory_utilization=share)
+    if model.cpu_threads is None:
+        num_ranks = replicas * engine.parallel.tensor_parallel_size
+        model = replace(model, cpu_threads=max(1, default_num_threads() // num_ranks))
+    return replace(engine, cache=cache, model=model)
 
 
 def num_cpus(engine: EngineConfig, fleet: FleetConfig) -> int:

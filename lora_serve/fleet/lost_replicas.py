@@ -7,8 +7,8 @@ them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -41,13 +41,38 @@ async def lost_ones_forgotten(
         await asyncio.wait({task})
 
 
+def run_of(place: str) -> str:
+    """A name for this start of a fleet at a place, where no two run at once."""
+    return f"{place}@{uuid.uuid4().hex[:12]}"
+
+
+def is_gone(run: str, is_running: Callable[[str], bool], replica: str) -> bool:
+    """Whether a replica, as the catalog calls it, was this fleet's and has ended.
+
+    Those of earlier starts at the same place have: they ended with the server before them.
+
+    Args:
+        run: from `run_of`, or what else names the fleet that this process is of.
+        is_running: whether there is an actor of this name in it; may block.
+    """
+    other, _, actor = replica.rpartition("/")
+    if other == run:
+        return not is_running(actor)
+    place, is_started_here, _ = run.rpartition("@")
+    return bool(is_started_here) and other.rpartition("@")[0] == place
+
+
 async def _keep_looking(
     names: AdapterNames, is_gone: Callable[[str], bool], look_seconds: float
 ) -> None:
     while True:
         await asyncio.sleep(look_seconds)
-        with contextlib.suppress(LoraServeError):  # no store now, or another one was first
+        try:
             await _look(names, is_gone)
+        except LoraServeError:  # no store now, or another one was first
+            pass
+        except Exception:  # of who is asked, which may have lost what it knew by
+            logger.exception("what has become of silent replicas is not known")
 
 
 async def _look(names: AdapterNames, is_gone: Callable[[str], bool]) -> None:

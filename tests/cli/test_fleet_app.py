@@ -38,6 +38,7 @@ def test_a_cluster_is_never_taken_for_a_loopback_address() -> None:
         ({"modle": "m"}, "unknown argument --modle=m; did you mean --model"),
         ({"enable_lora": "perhaps"}, "enable-lora must be true or false, got 'perhaps'"),
         ({"port": 80}, "port is not the application's; use http_options.port of Ray Serve"),
+        ({"lora_replica_id": "a"}, "use the ids of replicas of Ray Serve"),
         ({"max_loras": "many"}, "many"),
         ({"routing_policy": "best"}, "best"),
         ({"api_key": "secret"}, "api_key would be shown by Ray's dashboard; use api_key_file"),

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from lora_serve.cli import serve_run
-from lora_serve.cli.arguments import add_config_arguments, engine_config
+from lora_serve.cli.arguments import add_config_arguments, engine_config, fleet_config
 from lora_serve.cli.parser import OneLineParser
 from lora_serve.config import CatalogConfig, EngineConfig, LoRAConfig, ModelConfig, ServerConfig
 from lora_serve.demo.model import DemoPaths
@@ -309,6 +309,23 @@ def test_flags_of_adapters_that_change_nothing_are_told(
     assert [record.getMessage().startswith(told or "") for record in caplog.records] == (
         [True] if told else []
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--max-replicas", "3"], "--max-replicas: without --replicas one engine answers"),
+        (["--routing-policy", "round-robin", "--num-ingresses", "2"], "--routing-policy, --num-i"),
+        (["--max-replicas", "3", "--replicas", "1"], None),
+        ([], None),
+    ],
+)
+def test_flags_of_replicas_need_replicas(words: list[str], told: str | None) -> None:
+    parser = OneLineParser()
+    add_config_arguments(parser)
+    args = parser.parse_args(words)
+    with pytest.raises(ConfigError, match=told) if told else contextlib.nullcontext():
+        serve_run._refuse_flags_without_replicas(args, fleet_config(args))
 
 
 def test_a_server_without_a_model_says_what_it_makes_and_what_to_pass_instead(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lora_serve.config import (
+    CacheConfig,
     CatalogConfig,
     EngineConfig,
     FleetConfig,
@@ -70,6 +71,15 @@ def test_replicas_share_the_machine_unless_told_their_part(
     )
     shared = local.shared_out(engine, FleetConfig(replicas=2, max_replicas=4))
     assert shared.model.cpu_threads == threads
+
+
+@pytest.mark.parametrize(("device", "share"), [("cpu", 0.2), ("auto", 0.2), ("cuda", 0.8)])
+def test_replicas_take_no_more_memory_together_than_one_server(device: str, share: float) -> None:
+    engine = EngineConfig(
+        model=ModelConfig(device=device), cache=CacheConfig(gpu_memory_utilization=0.8)
+    )
+    shared = local.shared_out(engine, FleetConfig(replicas=2, max_replicas=4))
+    assert shared.cache.gpu_memory_utilization == pytest.approx(share)
 
 
 @pytest.mark.parametrize(

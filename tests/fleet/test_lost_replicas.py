@@ -5,7 +5,7 @@ import asyncio
 from lora_serve.catalog.records import Member, Report, Standing
 from lora_serve.catalog.rollout import LEASE_SECONDS
 from lora_serve.errors import CatalogUnavailableError
-from lora_serve.fleet.lost_replicas import lost_ones_forgotten
+from lora_serve.fleet.lost_replicas import is_gone, lost_ones_forgotten, run_of
 from tests.server.clients import eventually
 
 
@@ -46,14 +46,38 @@ async def test_only_silent_replicas_that_have_ended_are_forgotten() -> None:
     names = Names()
     asked: list[str] = []
 
-    def is_gone(name: str) -> bool:
+    def has_ended(name: str) -> bool:
         asked.append(name)
+        if len(asked) == 1:
+            raise RuntimeError("Ray's own")
         return name != "slow"
 
-    async with lost_ones_forgotten(names, is_gone, 0.01):  # type: ignore[arg-type]
+    async with lost_ones_forgotten(names, has_ended, 0.01):  # type: ignore[arg-type]
         await eventually(lambda: names.num_looks > 3, 60)
     assert {*names.there} == {"own", "slow", "well"}
     assert {*asked} == {"dead", "slow"}
     num_looks = names.num_looks
     await asyncio.sleep(0.05)
     assert names.num_looks == num_looks, "it has ended"
+
+
+def test_replicas_of_earlier_starts_at_the_same_place_have_ended_and_no_others() -> None:
+    """A fleet that was killed has signed nothing off; what others run is not this one's to know."""
+    here, earlier, elsewhere = run_of("one:8000"), run_of("one:8000"), run_of("two:8000")
+    names = {
+        f"{here}/runs": False,
+        f"{here}/ended": True,
+        f"{earlier}/runs": True,
+        f"{elsewhere}/ended": False,
+        "one:8000": False,  # a server without replicas
+        "one:8000/ended": False,
+        "127.0.0.1:6379/ended": False,
+    }
+    told = {name: is_gone(here, lambda actor: actor == "runs", name) for name in names}
+    assert told == names
+
+
+def test_a_cluster_knows_the_ends_of_its_own_replicas_alone() -> None:
+    cluster = "10.0.0.1:6379"
+    names = {f"{cluster}/ended": True, "10.0.0.2:6379/ended": False, "ended": False}
+    assert {name: is_gone(cluster, lambda actor: False, name) for name in names} == names

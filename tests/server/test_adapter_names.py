@@ -349,10 +349,14 @@ async def test_adapters_in_bodies_are_refused(fleet: Fleet) -> None:
     assert (refused.status_code, "load it from there" in refused.text) == (400, True)
 
 
-def test_a_server_is_called_by_its_machine_and_port() -> None:
+def test_a_server_is_called_by_its_machine_and_port_or_socket() -> None:
+    """Servers of two machines may have the same path."""
     member = member_of(ServerConfig(port=8123), CatalogConfig(lora_catalog="/c"))
     assert member.replica_id.endswith(":8123")
     assert member.address == f"http://{member.replica_id}"
+    path = member_of(ServerConfig(uds="/run/s"), CatalogConfig(lora_catalog="/c"))
+    machine = member.replica_id.removesuffix(":8123")
+    assert (path.replica_id, path.address) == (f"{machine}:/run/s", "unix:/run/s")
     named = CatalogConfig(lora_replica_id="a", lora_replica_address="https://a.example")
     assert member_of(ServerConfig(), named).address == "https://a.example"
 

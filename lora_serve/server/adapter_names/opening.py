@@ -68,8 +68,11 @@ async def _load_modules(names: CataloguedNames, modules: Sequence[tuple[str, str
 
 def member_of(server: ServerConfig, config: CatalogConfig) -> Member:
     """This process, as others know it."""
-    place = server.uds or f"{socket.gethostname()}:{server.port}"
-    replica_id = config.lora_replica_id or place
+    place = f"{socket.gethostname()}:{server.uds or server.port}"
     scheme = "https" if server.ssl_certfile else "http"
-    address = config.lora_replica_address or f"{scheme}://{place}"
-    return Member(replica_id=replica_id, address=address, incarnation=uuid.uuid4().hex)
+    address = f"unix:{server.uds}" if server.uds else f"{scheme}://{place}"
+    return Member(
+        replica_id=config.lora_replica_id or place,
+        address=config.lora_replica_address or address,
+        incarnation=uuid.uuid4().hex,
+    )

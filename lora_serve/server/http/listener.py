@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lora_serve.chat.formats import AUTO, reasoning_format, require_tool_format, tool_format
@@ -99,6 +99,12 @@ class Listeners:
     api: socket.socket
     metrics: socket.socket | None = None
     path: str | None = None
+
+    def with_port(self, server: ServerConfig) -> ServerConfig:
+        """The settings with the port that --port 0 has come to."""
+        if self.api.family == socket.AF_UNIX:
+            return server
+        return replace(server, port=self.api.getsockname()[1])
 
     def listen(self) -> None:
         """Let clients connect.

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.config import ServerConfig
+from lora_serve.config import CatalogConfig, ServerConfig
 from lora_serve.errors import ConfigError
+from lora_serve.server.adapter_names.opening import member_of
 from lora_serve.server.http.listener import (
     check_chat_template,
     open_listeners,
@@ -20,6 +21,17 @@ def test_who_connects_before_the_server_listens_is_refused() -> None:
     listeners = open_listeners(ServerConfig(host="127.0.0.1", port=0))
     with closing(listeners), pytest.raises(ConnectionRefusedError):
         socket.create_connection(listeners.api.getsockname())
+
+
+def test_two_servers_that_ask_for_any_port_have_ids_of_their_own(tmp_path: Path) -> None:
+    """Else one would take the place of the other in their catalog."""
+    config, catalog = ServerConfig(host="127.0.0.1", port=0), CatalogConfig(lora_catalog="/c")
+    with closing(open_listeners(config)) as one, closing(open_listeners(config)) as two:
+        ids = [member_of(each.with_port(config), catalog).replica_id for each in (one, two)]
+        assert ids == [f"{socket.gethostname()}:{each.api.getsockname()[1]}" for each in (one, two)]
+    path = ServerConfig(uds=str(tmp_path / "s"))
+    with closing(open_listeners(path)) as listeners:
+        assert listeners.with_port(path) == path
 
 
 def test_an_address_that_is_taken_is_a_clear_error() -> None:
