@@ -70,9 +70,9 @@ def validated(facts: Facts) -> str:
     limits = facts["limits"]
     as_fitted = [one.errors_as_fitted for one in loads]
     return (
-        f"{facts['costs']['model']}; good answers have their first token within "
-        f"{limits['ttft']:g} ms and {limits['tpot']:g} ms a token; medians of "
-        f"{len(loads[0].rounds)} rounds, times in ms.\n\n"
+        f"Model: {facts['costs']['model']}. Good answers have their first token within "
+        f"{limits['ttft']:g} ms and {limits['tpot']:g} ms a token. Medians of "
+        f"{len(loads[0].rounds)} rounds, also of how far each was off; times in ms.\n\n"
         f"{_table(HEADER[:NUM_SHOWN], [row_of(one)[:NUM_SHOWN] for one in loads])}\n\n"
         f"With the pace of the fit throughout, goodput would be off by {_range(as_fitted, 0)}, and "
         f"the median time to the first token by {_range(as_fitted, 1)}."

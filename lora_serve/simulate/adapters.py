@@ -6,6 +6,7 @@ The lanes, deadlines and order of reads are the real loader's; a read takes the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.loader import AdapterLoader
@@ -15,6 +16,7 @@ from lora_serve.adapters.threads import Work
 from lora_serve.config import LoRAConfig
 from lora_serve.identity import AdapterRef, NoAdapter
 from lora_serve.messages import AdapterInfo
+from lora_serve.simulate.cores import Cores
 from lora_serve.simulate.costs import Costs
 from lora_serve.simulate.events import EventQueue
 from lora_serve.simulate.executor import ReplicaClock
@@ -59,21 +61,24 @@ def registered(name: str, version: int) -> AdapterInfo:
 
 
 class SimulatedThreads:
-    """`LoaderThreads` in virtual time: reads beside each other, preparations one by one."""
+    """`LoaderThreads` in virtual time: reads beside each other, preparations one by one.
 
-    def __init__(self, costs: Costs, events: EventQueue, clock: ReplicaClock) -> None:
+    All of them want a core, which steps may have taken.
+    """
+
+    def __init__(self, costs: Costs, cores: Cores, events: EventQueue, clock: ReplicaClock) -> None:
         self._costs = costs
+        self._cores = cores
         self._events = events
         self._clock = clock
-        self._prepared_at = 0.0
+        self._preparing = cores.worker()
 
     def start_read(self, work: Work) -> None:
-        self._events.at(self._clock.now + self._costs.adapter_read_seconds, work)
+        read = partial(self._cores.worker().do, self._costs.adapter_read_seconds, work)
+        self._events.at(self._clock.now, read)
 
     def prepare(self, work: Work) -> None:
-        begin = max(self._prepared_at, self._events.now)
-        self._prepared_at = begin + self._costs.adapter_prepare_seconds
-        self._events.at(self._prepared_at, work)
+        self._preparing.do(self._costs.adapter_prepare_seconds, work)
 
     def close(self) -> None:
         """There is no thread to end."""
@@ -82,11 +87,12 @@ class SimulatedThreads:
 def make_loader(
     config: LoRAConfig,
     costs: Costs,
+    cores: Cores,
     events: EventQueue,
     clock: ReplicaClock,
     notify: Callable[[], None],
 ) -> AdapterLoader:
-    threads = SimulatedThreads(costs, events, clock)
+    threads = SimulatedThreads(costs, cores, events, clock)
     source = AdapterSource(checkpoint_at, _download, lambda copy: checkpoint_at(copy.directory))
     return AdapterLoader(config, source, lambda checkpoint: None, notify, threads, clock)
 

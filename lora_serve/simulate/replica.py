@@ -62,7 +62,7 @@ class Replica:
             self._clock,
             cores.worker(costs.processes.engine_threads),
         )
-        self.core = self._core(settings, costs)
+        self.core = self._core(settings, costs, cores)
 
     def send(self, message: EngineMessage) -> None:
         """Have the engine take in a message when the step that it is at has ended."""
@@ -109,7 +109,7 @@ class Replica:
         if told:
             self._on_replies(told)
 
-    def _core(self, settings: EngineSettings, costs: Costs) -> EngineCore:
+    def _core(self, settings: EngineSettings, costs: Costs, cores: Cores) -> EngineCore:
         config = engine_config(settings)
         model = model_info(settings)
         kv = KVCacheManager(
@@ -119,7 +119,7 @@ class Replica:
             model.kv_groups,
             most_tokens_in_flight(config, model),
         )
-        loader = make_loader(config.lora, costs, self._events, self._clock, self._wake)
+        loader = make_loader(config.lora, costs, cores, self._events, self._clock, self._wake)
         return EngineCore(
             config,
             self.executor,
