@@ -67,8 +67,8 @@ class CatalogChanges:
         told: Sequence[Standing] = await self._ask(self._store.standings)
         return told
 
-    async def forget(self, replica_id: str) -> None:
-        """Wait no longer for a replica that is silent.
+    async def forget(self, replica_id: str, *, has_ended: bool = False) -> None:
+        """Wait no longer for a replica that is silent, or has ended as who runs it knows.
 
         Raises:
             NotFoundError: there is none of this id.
@@ -77,7 +77,7 @@ class CatalogChanges:
         found = [one for one in await self.standings() if one.member.replica_id == replica_id]
         if not found:
             raise NotFoundError(f"no replica '{replica_id}' is registered", "replica_id")
-        if found[0].silent_seconds <= LEASE_SECONDS:
+        if not has_ended and found[0].silent_seconds <= LEASE_SECONDS:
             raise InvalidRequestError(
                 f"replica '{replica_id}' was heard from {found[0].silent_seconds:.0f} s ago, so it "
                 "may still answer; stop it first",

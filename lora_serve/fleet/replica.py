@@ -6,7 +6,7 @@ Knows no Ray, and listens on no port.
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import AsyncExitStack, closing
 
 from starlette.types import ASGIApp
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from lora_serve.config import CatalogConfig, EngineConfig, ServerConfig
 from lora_serve.errors import CatalogUnavailableError, EngineDeadError
 from lora_serve.fleet.asgi_call import answer_of, whole_answer
-from lora_serve.fleet.lost_replicas import lost_ones_forgotten
+from lora_serve.fleet.lost_replicas import HasEnded, lost_ones_forgotten
 from lora_serve.fleet.messages import AnswerHead, RequestHead, WholeAnswer
 from lora_serve.fleet.reports import Reporter, Stats
 from lora_serve.server.adapter_names.base import AdapterNames
@@ -55,12 +55,12 @@ class Replica:
         config: EngineConfig,
         server: ServerConfig,
         catalog: CatalogConfig,
-        is_gone: Callable[[str], bool],
+        has_ended: HasEnded,
     ) -> Replica:
         """Load the model.
 
         Args:
-            is_gone: whether a replica, as the catalog calls it, has ended for good; may block.
+            has_ended: whether a replica has ended for good; may block.
 
         Raises:
             ConfigError: the model cannot be served as asked.
@@ -80,7 +80,7 @@ class Replica:
             )
             parts.push_async_callback(engine.shutdown)
             names = await parts.enter_async_context(opened_names(engine, server, catalog))
-            await parts.enter_async_context(lost_ones_forgotten(names, is_gone))
+            await parts.enter_async_context(lost_ones_forgotten(names, has_ended))
             await parts.enter_async_context(bounded_warnings())
             await parts.enter_async_context(throughput_lines(engine, config.log))
             app = create_app(engine, server, keys=keys, spool=spool, tracing=tracing, names=names)

@@ -5,7 +5,12 @@ import asyncio
 from lora_serve.catalog.records import Member, Report, Standing
 from lora_serve.catalog.rollout import LEASE_SECONDS
 from lora_serve.errors import CatalogUnavailableError
-from lora_serve.fleet.lost_replicas import is_gone, lost_ones_forgotten, run_of
+from lora_serve.fleet.lost_replicas import (
+    QUIET_SECONDS,
+    is_gone,
+    lost_ones_forgotten,
+    run_of,
+)
 from tests.server.clients import eventually
 
 
@@ -25,9 +30,9 @@ class Names:
             name: standing(name, seconds)
             for name, seconds in (
                 ("own", 99.0),
-                ("dead", LEASE_SECONDS + 1),
-                ("slow", LEASE_SECONDS + 1),
-                ("well", 0.0),
+                ("dead", QUIET_SECONDS + 1),
+                ("slow", QUIET_SECONDS + 1),
+                ("well", QUIET_SECONDS - 1),
             )
         }
         self.num_looks = 0
@@ -38,7 +43,8 @@ class Names:
             raise CatalogUnavailableError("no store")
         return [*self.there.values()]
 
-    async def forget(self, replica_id: str) -> None:
+    async def forget(self, replica_id: str, *, has_ended: bool = False) -> None:
+        assert has_ended, "it is silent for less than a lease"
         del self.there[replica_id]
 
 
@@ -46,7 +52,8 @@ async def test_only_silent_replicas_that_have_ended_are_forgotten() -> None:
     names = Names()
     asked: list[str] = []
 
-    def has_ended(name: str) -> bool:
+    def has_ended(name: str, silent_seconds: float) -> bool:
+        assert silent_seconds == QUIET_SECONDS + 1
         asked.append(name)
         if len(asked) == 1:
             raise RuntimeError("Ray's own")
@@ -73,11 +80,13 @@ def test_replicas_of_earlier_starts_at_the_same_place_have_ended_and_no_others()
         "one:8000/ended": False,
         "127.0.0.1:6379/ended": False,
     }
-    told = {name: is_gone(here, lambda actor: actor == "runs", name) for name in names}
+    long = LEASE_SECONDS + 1
+    told = {name: is_gone(here, lambda actor: actor == "runs", name, long) for name in names}
     assert told == names
+    assert not is_gone(here, lambda actor: True, f"{earlier}/runs", LEASE_SECONDS)
 
 
 def test_a_cluster_knows_the_ends_of_its_own_replicas_alone() -> None:
     cluster = "10.0.0.1:6379"
     names = {f"{cluster}/ended": True, "10.0.0.2:6379/ended": False, "ended": False}
-    assert {name: is_gone(cluster, lambda actor: False, name) for name in names} == names
+    assert {name: is_gone(cluster, lambda actor: False, name, 99.0) for name in names} == names

@@ -88,5 +88,8 @@ class AdapterNames(Protocol):
     async def standings(self) -> Sequence[Standing]:
         """The servers of the catalog; none without one. Raises CatalogUnavailableError."""
 
-    async def forget(self, replica_id: str) -> None:
-        """Wait no longer for a server that is gone. Raises NotFoundError, InvalidRequestError."""
+    async def forget(self, replica_id: str, *, has_ended: bool = False) -> None:
+        """Wait no longer for a server that is gone, as its silence tells if nobody else does.
+
+        Raises NotFoundError, InvalidRequestError.
+        """

@@ -131,8 +131,8 @@ class CataloguedNames:
     async def standings(self) -> Sequence[Standing]:
         return await self.replica.changes.standings()
 
-    async def forget(self, replica_id: str) -> None:
-        await self.replica.changes.forget(replica_id)
+    async def forget(self, replica_id: str, *, has_ended: bool = False) -> None:
+        await self.replica.changes.forget(replica_id, has_ended=has_ended)
 
     async def load_modules(self, modules: Sequence[tuple[str, str]]) -> None:
         """Load those of --lora-modules whose names stand for nothing yet; else the catalog's stay.

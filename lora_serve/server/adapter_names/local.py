@@ -61,7 +61,7 @@ class LocalNames:
     async def standings(self) -> Sequence[Standing]:
         return ()
 
-    async def forget(self, replica_id: str) -> None:
+    async def forget(self, replica_id: str, *, has_ended: bool = False) -> None:
         raise NotFoundError(
             f"no replica '{replica_id}': this server was started without --lora-catalog",
             "replica_id",
