@@ -77,14 +77,35 @@ class TierFigures:
     num_trips: int
 
 
-class EngineStats(msgspec.Struct, frozen=True):
-    """Gauges and totals since start. Token counters are counted once for each admission.
+class StepTotals(msgspec.Struct):
+    """What steps did since the engine's start. The scheduler counts it.
 
-    external_cache_queries, _hits: prompt tokens that the device cache did not have and the KV
-    tiers were asked for, and gave. num_late_fetches: fetches that ended at their deadline.
-    num_drafts, …: as of SchedulerTotals.
+    num_drafts: chunks with draft tokens, num_draft_tokens, of which num_accepted_tokens were drawn.
+    num_accepted_by_position: how often the first draft token of a chunk was drawn, the second …
+    prefix_cache_queries, _hits: prompt tokens, once for each request; external_cache_queries,
+        _hits: those that the device cache did not have and the KV tiers were asked for, and gave.
+    """
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_computed_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_by_position: tuple[int, ...] = ()
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    external_cache_queries: int = 0
+    external_cache_hits: int = 0
+
+
+class EngineStats(StepTotals):
+    """Gauges, and totals since start.
+
+    num_late_fetches: fetches from the KV tiers that ended at their deadline.
     num_kv_event_batches: messages to consumers of KV events; those for which there was no room,
-    num_lost_kv_event_batches, among them.
+        num_lost_kv_event_batches, among them.
     """
 
     num_running: int = 0
@@ -96,18 +117,6 @@ class EngineStats(msgspec.Struct, frozen=True):
     kv_cache_usage: float = 0.0
     num_blocks: int = 0
     kv_cache_size_tokens: int = 0
-    num_preemptions: int = 0
-    num_steps: int = 0
-    num_computed_tokens: int = 0
-    num_generated_tokens: int = 0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_accepted_by_position: tuple[int, ...] = ()
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    external_cache_queries: int = 0
-    external_cache_hits: int = 0
     num_late_fetches: int = 0
     kv_tiers: tuple[TierFigures, ...] = ()
     adapter_loads: int = 0

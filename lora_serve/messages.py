@@ -240,14 +240,13 @@ class EngineOutput(msgspec.Struct, frozen=True):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
-    """One step's outputs for all requests, finished requests' times, and the engine's gauges.
+    """One step's outputs for all requests, and finished requests' times.
 
     step_num_tokens: prompt tokens that were computed, and tokens that were generated.
     """
 
     outputs: tuple[EngineOutput, ...]
     finished: tuple[RequestTimes, ...] = ()
-    stats: EngineStats | None = None
     step_num_tokens: int = 0
 
 

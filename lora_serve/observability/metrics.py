@@ -1,6 +1,6 @@
 """One engine's metrics for Prometheus: vLLM's names, plus series for each adapter.
 
-A step costs two assignments and its histograms; everything else is made for a scrape.
+A step costs its histograms; everything else is made for a scrape.
 Each engine has its own registry, so two fit in one process.
 """
 
@@ -160,8 +160,6 @@ class EngineMetrics(Collector):
 
     def observe(self, outputs: StepOutputs) -> None:
         """Take in one step."""
-        if outputs.stats is not None:
-            self._stats = outputs.stats
         if outputs.step_num_tokens:
             self._histograms.observe_step(outputs.step_num_tokens)
         for seconds in self._intervals.observe(outputs.outputs, self._clock()):
@@ -169,8 +167,12 @@ class EngineMetrics(Collector):
         for times in outputs.finished:
             self._observe_finished(times)
 
+    def observe_stats(self, stats: EngineStats) -> None:
+        """Take in the engine's gauges and totals; the server asks before it renders."""
+        self._stats = stats
+
     def observe_adapters(self, adapters: Sequence[AdapterInfo]) -> None:
-        """Take in which adapters are registered; the server asks before it renders."""
+        """Take in which adapters are registered; the server asks for them, too."""
         self._adapters = adapters
 
     def count_stale_scrape(self) -> None:

@@ -1,44 +1,27 @@
-"""What the scheduler counts. Cache queries and hits count prompt tokens, once for each request."""
+"""What the scheduler counts, and where it counts more than one thing at once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+from lora_serve.engine_stats import StepTotals
 from lora_serve.scheduler.request import Request
 
 
-@dataclass(slots=True)
-class SchedulerTotals:
-    """Counters since start.
-
-    num_drafts: chunks with draft tokens, num_draft_tokens, of which num_accepted_tokens were drawn.
-    num_accepted_by_position: how often the first draft token of a chunk was drawn, the second …
-    external_cache_queries, _hits: the tiers', asked for what the device cache did not have.
-    """
-
-    num_steps: int = 0
-    num_preemptions: int = 0
-    num_computed_tokens: int = 0
-    num_generated_tokens: int = 0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_accepted_by_position: list[int] = field(default_factory=list)
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    external_cache_queries: int = 0
-    external_cache_hits: int = 0
+class SchedulerTotals(StepTotals):
+    """The totals of the engine that this scheduler belongs to."""
 
     def count_drafts(self, num_drafts: int, num_accepted: int) -> None:
         """Count what became of a chunk's draft tokens; the first ones were accepted."""
         self.num_drafts += 1
         self.num_draft_tokens += num_drafts
         self.num_accepted_tokens += num_accepted
-        missing = num_accepted - len(self.num_accepted_by_position)
-        self.num_accepted_by_position += [0] * missing
-        for position in range(num_accepted):
-            self.num_accepted_by_position[position] += 1
+        before = self.num_accepted_by_position
+        self.num_accepted_by_position = (
+            *(count + 1 for count in before[:num_accepted]),
+            *([1] * (num_accepted - len(before))),
+            *before[num_accepted:],
+        )
 
     def count_found(
         self, request: Request, num_device_blocks: int | None, num_tier_blocks: Mapping[str, int]

@@ -9,7 +9,13 @@ from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything, 
 from lora_serve.kv_tiers.base import Cause
 from lora_serve.kv_tiers.breaker import Breaker
 from lora_serve.kv_tiers.counters import TierCounters
-from lora_serve.messages import EngineOutput, EngineRequest, ResetPrefixCache, StepOutputs
+from lora_serve.messages import (
+    CallReply,
+    EngineOutput,
+    EngineRequest,
+    ResetPrefixCache,
+    StepOutputs,
+)
 from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import SamplingParams
 
@@ -44,5 +50,5 @@ def test_the_figures_of_a_tier_are_the_same_on_the_other_side() -> None:
     counters.load_took(0.2)
     contents = TierContents(3, 4, 5, 6, {"damaged": 1})
     figures = counters.figures("disk", contents, Breaker(), Breaker())
-    sent = StepOutputs((), stats=EngineStats(kv_tiers=(figures,)))
+    sent = CallReply(1, stats=EngineStats(kv_tiers=(figures,)))
     assert reply_decoder().decode(encoder().encode(sent)) == sent

@@ -30,7 +30,7 @@ from lora_serve.errors import (
 )
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, Everything, NoAdapter
-from lora_serve.messages import AdapterInfo, EngineReady, PauseMode, StepOutputs
+from lora_serve.messages import AdapterInfo, EngineReady, PauseMode
 from lora_serve.observability.metrics import EngineMetrics
 from lora_serve.outputs import AnswerTimes, OutputDelta
 from lora_serve.pooling import PoolingParams, embedding
@@ -263,7 +263,7 @@ class FakeEngine:
     async def get_stats(self) -> EngineStats:
         self._require_alive()
         stats = EngineStats(num_running=len(self.growing), num_blocks=64)
-        self.metrics.observe(StepOutputs((), stats=stats))
+        self.metrics.observe_stats(stats)
         return stats
 
     async def shutdown(self) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from lora_serve.engine_stats import EngineStats, TierContents, TierFigures
-from lora_serve.messages import StepOutputs
 from lora_serve.observability.metrics import EngineMetrics
 
 
@@ -30,7 +29,7 @@ def figures(tier: str, num_blocks: int = 0) -> TierFigures:
 def samples(stats: EngineStats) -> dict[tuple[str, str, str], float]:
     """Samples by name, tier, and cause or bucket."""
     metrics = EngineMetrics("tiny")
-    metrics.observe(StepOutputs((), stats=stats))
+    metrics.observe_stats(stats)
     found = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
         for sample in family.samples:

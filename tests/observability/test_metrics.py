@@ -46,7 +46,7 @@ def samples(metrics: EngineMetrics) -> dict[tuple[str, tuple[tuple[str, str], ..
 
 def test_gauges_and_totals_are_those_of_the_last_step() -> None:
     metrics = EngineMetrics("tiny")
-    metrics.observe(StepOutputs(outputs=(), stats=EngineStats(num_running=9)))
+    metrics.observe_stats(EngineStats(num_running=9))
     stats = EngineStats(
         num_running=2,
         num_waiting=3,
@@ -58,7 +58,7 @@ def test_gauges_and_totals_are_those_of_the_last_step() -> None:
         adapter_loads=6,
         adapter_evictions=1,
     )
-    metrics.observe(StepOutputs(outputs=(), stats=stats))
+    metrics.observe_stats(stats)
     metrics.observe(StepOutputs(outputs=()))
 
     found = samples(metrics)
@@ -82,7 +82,7 @@ def test_waiting_requests_are_told_by_what_they_wait_for() -> None:
         num_awaiting_mask=2,
         kv_cache_size_tokens=512,
     )
-    metrics.observe(StepOutputs(outputs=(), stats=stats))
+    metrics.observe_stats(stats)
     found = samples(metrics)
     waiting = "vllm:num_requests_waiting_by_reason"
     assert found[waiting, (("reason", "capacity"),)] == 4
@@ -182,7 +182,7 @@ def test_adapters_in_use_are_one_series_and_not_one_for_each_combination() -> No
     metrics = EngineMetrics("tiny", EngineConfig(lora=LoRAConfig(enable_lora=True, max_loras=3)))
     for running in (("a",), ("a", "b")):
         stats = EngineStats(running_adapters=running, waiting_adapters=("c",))
-        metrics.observe(StepOutputs(outputs=(), stats=stats))
+        metrics.observe_stats(stats)
     labels = [dict(key[1]) for key in samples(metrics) if key[0] == "vllm:lora_requests_info"]
     assert labels == [
         {"max_lora": "24", "running_lora_adapters": "a,b", "waiting_lora_adapters": "c"}
@@ -201,7 +201,7 @@ def test_adapters_on_the_device_are_named_though_no_request_of_theirs_runs() -> 
         ]
     )
     stats = EngineStats(running_adapters=("runs",), waiting_adapters=("of,two", "c"))
-    metrics.observe(StepOutputs(outputs=(), stats=stats))
+    metrics.observe_stats(stats)
     (labels,) = [dict(key[1]) for key in samples(metrics) if key[0] == "vllm:lora_requests_info"]
     assert labels == {
         "max_lora": "5",
@@ -213,7 +213,7 @@ def test_adapters_on_the_device_are_named_though_no_request_of_theirs_runs() -> 
 def test_series_are_found_by_the_names_that_vllm_had_for_them_too() -> None:
     metrics = EngineMetrics("tiny")
     stats = EngineStats(kv_cache_usage=0.25, prefix_cache_queries=8, prefix_cache_hits=6)
-    metrics.observe(StepOutputs(outputs=(), stats=stats))
+    metrics.observe_stats(stats)
     metrics._histograms.observe_token_interval(0.03)
     found = samples(metrics)
     for old, now in (
@@ -272,7 +272,8 @@ def test_there_are_at_most_so_many_series_of_adapters() -> None:
     )  # fmt: skip
     stats = EngineStats(running_adapters=tuple(names[:8]), waiting_adapters=tuple(names))
     finished = tuple(times(name) for name in names)
-    metrics.observe(StepOutputs(outputs=(), stats=stats, finished=finished))
+    metrics.observe_stats(stats)
+    metrics.observe(StepOutputs(outputs=(), finished=finished))
     found = samples(metrics)
     by_family: dict[str, list[dict[str, str]]] = {}
     for name, labels in found:
@@ -296,7 +297,7 @@ def test_there_are_at_most_so_many_series_of_adapters() -> None:
 
 def test_cache_settings_are_labels() -> None:
     metrics = EngineMetrics("tiny")
-    metrics.observe(StepOutputs(outputs=(), stats=EngineStats(num_blocks=77)))
+    metrics.observe_stats(EngineStats(num_blocks=77))
     (labels,) = [dict(key[1]) for key in samples(metrics) if key[0] == "vllm:cache_config_info"]
     assert labels["num_gpu_blocks"] == "77"
     assert labels["block_size"] == "16"
@@ -315,7 +316,7 @@ def test_size_buckets_end_at_the_longest_request() -> None:
 
 def test_two_engines_fit_in_one_process() -> None:
     one, other = EngineMetrics("tiny"), EngineMetrics("tiny")
-    one.observe(StepOutputs(outputs=(), stats=EngineStats(num_running=1)))
+    one.observe_stats(EngineStats(num_running=1))
     assert samples(one)["vllm:num_requests_running", ()] == 1
     assert samples(other)["vllm:num_requests_running", ()] == 0
 
@@ -328,7 +329,7 @@ def test_drafts_are_counted_by_their_places_where_there_may_be_any() -> None:
     stats = EngineStats(
         num_drafts=5, num_draft_tokens=9, num_accepted_tokens=4, num_accepted_by_position=(3, 1)
     )
-    metrics.observe(StepOutputs(outputs=(), stats=stats))
+    metrics.observe_stats(stats)
     found = samples(metrics)
     assert found["vllm:spec_decode_num_drafts_total", ()] == 5
     assert found["vllm:spec_decode_num_draft_tokens_total", ()] == 9

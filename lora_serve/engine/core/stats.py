@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from lora_serve.adapters.manager import AdapterManager
 from lora_serve.engine.core.kv_events import Publisher
 from lora_serve.engine_stats import EngineStats
@@ -22,8 +24,8 @@ def engine_stats(
     publisher: Publisher | None,
 ) -> EngineStats:
     """Gauges and totals. publisher: of KV events, if there is one."""
-    totals = scheduler.totals
     return EngineStats(
+        **msgspec.structs.asdict(scheduler.totals),
         num_running=scheduler.num_running,
         num_waiting=scheduler.num_waiting,
         num_deferred=scheduler.num_deferred,
@@ -33,18 +35,6 @@ def engine_stats(
         kv_cache_usage=kv.usage,
         num_blocks=kv.num_blocks,
         kv_cache_size_tokens=kv.size_tokens,
-        num_preemptions=totals.num_preemptions,
-        num_steps=totals.num_steps,
-        num_computed_tokens=totals.num_computed_tokens,
-        num_generated_tokens=totals.num_generated_tokens,
-        num_drafts=totals.num_drafts,
-        num_draft_tokens=totals.num_draft_tokens,
-        num_accepted_tokens=totals.num_accepted_tokens,
-        num_accepted_by_position=tuple(totals.num_accepted_by_position),
-        prefix_cache_queries=totals.prefix_cache_queries,
-        prefix_cache_hits=totals.prefix_cache_hits,
-        external_cache_queries=totals.external_cache_queries,
-        external_cache_hits=totals.external_cache_hits,
         num_late_fetches=tiers.num_late,
         kv_tiers=tiers.tiers,
         adapter_loads=adapters.num_loads,

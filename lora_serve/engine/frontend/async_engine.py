@@ -317,7 +317,7 @@ class AsyncEngine:
         """Gauges and totals of this moment; the metrics see them too."""
         stats = (await self._call(GetStats)).stats
         assert stats is not None, "the engine answered GetStats without stats"
-        self.metrics.observe(StepOutputs((), stats=stats))
+        self.metrics.observe_stats(stats)
         return stats
 
     async def shutdown(self) -> None:
