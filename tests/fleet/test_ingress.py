@@ -11,7 +11,7 @@ import pytest
 
 from lora_serve.config import ServerConfig
 from lora_serve.fleet.ingress import MAX_ATTEMPTS, ingress_app
-from lora_serve.server.operation import Access, Operation
+from lora_serve.server.operation import Operation
 from lora_serve.server.routes import OPERATIONS
 from tests.fakes.engine import MODEL, FakeEngine, write_adapter
 from tests.fakes.fleet import LocalFleet
@@ -279,16 +279,6 @@ async def test_a_kept_response_is_found_on_the_replica_that_has_it() -> None:
         error_of(await client.post("/v1/responses", json=body), 404)
         assert (await client.delete(f"/v1/responses/{first['id']}")).status_code == 200
         error_of(await client.get(f"/v1/responses/{first['id']}"), 404)
-
-
-def test_every_route_that_changes_the_server_is_asked_of_all_or_brought_by_the_catalog() -> None:
-    from lora_serve.fleet.spread import ASKED_OF_ALL, CHANGES_ADAPTERS
-
-    assert ASKED_OF_ALL.keys() <= {each.path for each in OPERATIONS}
-    changing = {e.path for e in OPERATIONS if e.access is Access.ADMIN and e.method != "get"}
-    assert changing == (CHANGES_ADAPTERS | ASKED_OF_ALL.keys()) & changing
-    by_catalog = ("lora", "adapter", "/v1/replicas/")
-    assert all(any(word in path for word in by_catalog) for path in CHANGES_ADAPTERS)
 
 
 async def test_a_stream_comes_as_it_is_made(party: Party) -> None:
