@@ -177,7 +177,9 @@ def test_traces_catch_reasoning_that_is_held_to_the_grammar(
 
 def test_traces_catch_a_grammar_that_is_told_of_reasoning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Request, "held_token_ids", lambda request, num_new: tuple(request.token_ids[-num_new:])
+        Request,
+        "constrained_token_ids",
+        lambda request, num_new: tuple(request.token_ids[-num_new:]),
     )
     assert is_caught(lambda seed: OracleTrace(seed))
 

@@ -80,7 +80,7 @@ class AdapterResidency:
         if claim is Claim.NONE and resident.num_running == 0:
             self._remove(digest)
         else:
-            self._rank(digest, resident)
+            self._note_use(digest, resident)
         self._shrink()
 
     def on_running(self, digest: bytes) -> None:
@@ -89,7 +89,7 @@ class AdapterResidency:
         resident = self._residents[digest]
         resident.num_running += 1
         resident.is_awaited = False
-        self._rank(digest, resident)
+        self._note_use(digest, resident)
 
     def on_idle(self, digest: bytes) -> None:
         """One of the requests that ran on them has ended."""
@@ -108,8 +108,8 @@ class AdapterResidency:
         self._add = []
         return drop, add
 
-    def _rank(self, digest: bytes, resident: _Resident) -> None:
-        """Make a resident that may be evicted the most recently used one of its rank."""
+    def _note_use(self, digest: bytes, resident: _Resident) -> None:
+        """Make a resident that may be evicted the most recently used of those with its claim."""
         for victims in self._victims.values():
             victims.pop(digest, None)
         if resident.is_evictable and resident.claim in self._victims:

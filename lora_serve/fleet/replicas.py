@@ -56,7 +56,7 @@ class ReplicaReport:
         return Standing.KNOWN if is_known else Standing.UNKNOWN
 
     @property
-    def held(self) -> frozenset[str]:
+    def loaded(self) -> frozenset[str]:
         """The adapters whose weights it has."""
         return self.on_device | self.in_memory
 
@@ -169,8 +169,8 @@ class Replicas:
         return self._ring[place % len(self._ring)][1]
 
     def _update_holders(self, replica_id: str, was: ReplicaReport, now: ReplicaReport) -> None:
-        before = frozenset() if was.is_draining else was.held
-        after = frozenset() if now.is_draining else now.held
+        before = frozenset() if was.is_draining else was.loaded
+        after = frozenset() if now.is_draining else now.loaded
         for name in before - after:
             holders = self._holders[name]
             del holders[replica_id]

@@ -11,7 +11,7 @@ class BlockTable:
     """The blocks of a request's tokens in their order, as far as it has got any.
 
     block_ids: numbers side by side, so that a step takes a long request's as one copy of memory.
-    num_unseen: of the first ones, which no token to be computed sees: they are not held, and what
+    num_unseen: of the first ones, which no token to be computed sees: they were freed, and what
         stands for them is no block of this request.
     """
 
@@ -19,5 +19,6 @@ class BlockTable:
     num_unseen: int = 0
 
     @property
-    def held(self) -> array[int]:
+    def seen_block_ids(self) -> array[int]:
+        """Those that tokens yet to be computed see: the ones that the request refers to."""
         return self.block_ids[self.num_unseen :]

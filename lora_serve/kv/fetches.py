@@ -72,8 +72,8 @@ class Fetches(Generic[Who]):
         self._max_bytes = max_bytes
         self._num_tickets = 0
         self._in_flight: dict[int, Fetch[Who]] = {}  # oldest first
-        self._by_next: dict[BlockHash, Fetch[Who]] = {}  # in flight, by the first hash
-        self._of: dict[Who, Fetch[Who]] = {}
+        self._by_first_hash: dict[BlockHash, Fetch[Who]] = {}  # in flight
+        self._by_member: dict[Who, Fetch[Who]] = {}
         self._asked: dict[Who, range] = {}
         self.num_bytes = 0
         self.num_unwanted = 0
@@ -95,7 +95,7 @@ class Fetches(Generic[Who]):
 
     def join(self, who: Who, chain: Sequence[BlockHash], first_block: int) -> bool:
         """Wait for the fetch in flight that begins with the block `who` misses; False if none."""
-        fetch = self._by_next.get(chain[first_block])
+        fetch = self._by_first_hash.get(chain[first_block])
         if fetch is None:
             return False
         self._enter(fetch, who, _num_shared(fetch.hashes, chain[first_block:]))
@@ -124,7 +124,7 @@ class Fetches(Generic[Who]):
         )
         self.num_bytes += fetch.num_bytes
         self._in_flight[fetch.ticket] = fetch
-        self._by_next[fetch.hashes[0]] = fetch
+        self._by_first_hash[fetch.hashes[0]] = fetch
         self._enter(fetch, who, num_blocks)
         return fetch
 
@@ -136,11 +136,11 @@ class Fetches(Generic[Who]):
             if fetch is None:
                 self.num_unwanted += 1
                 continue
-            self._land(fetch)
+            self._finish(fetch)
             fetch.blocks = result.blocks[: len(fetch.hashes)]
             fetch.num_blocks_by_tier = result.num_blocks_by_tier
             fetch.failure = _failure(result)
-            self._hold(fetch, len(fetch.blocks) * self._block_bytes)
+            self._set_bytes(fetch, len(fetch.blocks) * self._block_bytes)
             ended.append(fetch)
         return ended
 
@@ -148,14 +148,14 @@ class Fetches(Generic[Who]):
         """The fetches that the store should have ended by now, and did not: misses."""
         late = [fetch for fetch in self._in_flight.values() if fetch.give_up_time <= now]
         for fetch in late:
-            self._land(fetch)
-            self._hold(fetch, 0)
+            self._finish(fetch)
+            self._set_bytes(fetch, 0)
             fetch.failure = Cause.DEADLINE
         return late
 
     def in_hand(self, who: Who) -> Fetch[Who] | None:
         """The fetch that `who` waits for, or has waited for."""
-        return self._of.get(who)
+        return self._by_member.get(who)
 
     def forget(self, who: Who) -> int | None:
         """`who` was admitted or is gone; the ticket to cancel if no other request waits for it."""
@@ -169,58 +169,64 @@ class Fetches(Generic[Who]):
         """
         of_name = {
             fetch: None
-            for fetch in self._of.values()
+            for fetch in self._by_member.values()
             if lora_name is EVERYTHING or fetch.namespace.lora_name == lora_name
         }
-        flying = [fetch for fetch in of_name if fetch.ticket in self._in_flight]
+        in_flight = [fetch for fetch in of_name if fetch.ticket in self._in_flight]
         for fetch in of_name:
             if fetch.ticket in self._in_flight:
-                self._land(fetch)
-            self._hold(fetch, 0)
+                self._finish(fetch)
+            self._set_bytes(fetch, 0)
             fetch.blocks = ()
             for who in fetch.members:
-                del self._of[who]
-        return flying
+                del self._by_member[who]
+        return in_flight
 
     def _enter(self, fetch: Fetch[Who], who: Who, num_blocks: int) -> None:
         self._leave(who)
         fetch.members[who] = None
-        self._of[who] = fetch
+        self._by_member[who] = fetch
         new = range(fetch.first_block, fetch.first_block + num_blocks)
         old = self._asked.get(who, new)
         self._asked[who] = range(min(old.start, new.start), max(old.stop, new.stop))
 
     def _leave(self, who: Who) -> int | None:
-        fetch = self._of.pop(who, None)
+        fetch = self._by_member.pop(who, None)
         if fetch is None:
             return None
         del fetch.members[who]
         if fetch.members:
             return None
-        self._hold(fetch, 0)
+        self._set_bytes(fetch, 0)
         fetch.blocks = ()
         if fetch.ticket not in self._in_flight:
             return None
-        self._land(fetch)
+        self._finish(fetch)
         return fetch.ticket
 
-    def _land(self, fetch: Fetch[Who]) -> None:
+    def _finish(self, fetch: Fetch[Who]) -> None:
         del self._in_flight[fetch.ticket]
-        if self._by_next.get(fetch.hashes[0]) is fetch:
-            del self._by_next[fetch.hashes[0]]
+        if self._by_first_hash.get(fetch.hashes[0]) is fetch:
+            del self._by_first_hash[fetch.hashes[0]]
 
-    def _hold(self, fetch: Fetch[Who], num_bytes: int) -> None:
+    def _set_bytes(self, fetch: Fetch[Who], num_bytes: int) -> None:
         self.num_bytes += num_bytes - fetch.num_bytes
         fetch.num_bytes = num_bytes
 
     def check_invariants(self) -> None:
         """Assert what must hold after every operation."""
-        members = {who: fetch for fetch in set(self._of.values()) for who in fetch.members}
-        assert members == self._of, "fetches and their members disagree"
-        assert all(f in self._of.values() for f in self._in_flight.values()), (
+        members = {who: fetch for fetch in set(self._by_member.values()) for who in fetch.members}
+        assert members == self._by_member, "fetches and their members disagree"
+        assert all(f in self._by_member.values() for f in self._in_flight.values()), (
             "fetched for no request"
         )
-        assert self.num_bytes == sum(f.num_bytes for f in set(self._of.values())), "bytes in hand"
+        assert self.num_bytes == sum(f.num_bytes for f in set(self._by_member.values())), (
+            "bytes in hand"
+        )
         assert self.num_bytes <= self._max_bytes, "more fetched bytes than there is memory for"
-        assert set(self._of) <= set(self._asked), "a request waits for what it did not ask for"
-        assert set(self._by_next.values()) <= set(self._in_flight.values()), "joined after landing"
+        assert set(self._by_member) <= set(self._asked), (
+            "a request waits for what it did not ask for"
+        )
+        assert set(self._by_first_hash.values()) <= set(self._in_flight.values()), (
+            "a fetch that has ended can be joined"
+        )

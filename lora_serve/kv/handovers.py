@@ -48,9 +48,9 @@ class Handovers:
     # ── from any thread ─────────────────────────────────────────────────────────────────────
 
     def stored(self, tier: str, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
-        self.held(tier, hashes)
+        self.already_stored(tier, hashes)
 
-    def held(self, tier: str, hashes: Sequence[BlockHash]) -> None:
+    def already_stored(self, tier: str, hashes: Sequence[BlockHash]) -> None:
         if tier not in MEMORY_TIERS and self._handovers:
             self._reports.append(tuple(hashes))
             self._notify()

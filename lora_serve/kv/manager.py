@@ -19,7 +19,7 @@ from lora_serve.kv.event_recorder import KVEventRecorder
 from lora_serve.kv_groups import KVGroup, KVNeeds
 
 _NONE = range(0)
-_NO_BLOCK = 0  # stands in a table where no block is held; it is not looked at
+_NO_BLOCK = 0  # stands in a table for a block that no token sees any more
 
 
 class BlockHolder(Protocol):
@@ -206,7 +206,7 @@ class KVCacheManager:
                 for index in range(max(first, table.num_unseen), last):
                     block = self.pool.blocks[table.block_ids[index]]
                     lora_name = holder.namespace_of(index).lora_name
-                    self.pool.name(block, holder.block_hashes[index], lora_name, group)
+                    self.pool.cache(block, holder.block_hashes[index], lora_name, group)
                     if self._events is not None and block.block_hash is not None:
                         self._events.stored(holder, index, group)
         holder.num_committed_blocks = last
@@ -228,7 +228,8 @@ class KVCacheManager:
 
     def free(self, holder: BlockHolder) -> None:
         for table in holder.block_tables:
-            for block_id in reversed(table.held):  # tail first: a prefix's head is worth most
+            # Tail first: a prefix's head is worth most.
+            for block_id in reversed(table.seen_block_ids):
                 self.pool.release(self.pool.blocks[block_id])
         holder.block_tables = []
         holder.num_committed_blocks = 0
@@ -243,16 +244,16 @@ class KVCacheManager:
             self.pool.forget_adapter(lora_name)
 
     def check_invariants(self, holders: Iterable[BlockHolder]) -> None:
-        """Assert that the pool is sound, and that these hold what is held of it."""
+        """Assert that the pool is sound, and that these refer to what is referred to of it."""
         self.pool.check_invariants()
-        held = Counter(
+        num_references = Counter(
             block_id
             for holder in holders
             for table in holder.block_tables
-            for block_id in table.held
+            for block_id in table.seen_block_ids
         )
         for block in self.pool.blocks:
-            count = held.get(block.block_id, 0)
+            count = num_references[block.block_id]
             assert block.ref_cnt == count, f"block {block.block_id}: {block.ref_cnt} of {count}"
 
     def check_tables(self, holder: BlockHolder, num_computed: int, num_planned: int) -> None:
@@ -260,8 +261,8 @@ class KVCacheManager:
         for group, table in zip(self.needs.groups, holder.block_tables, strict=True):
             num_unseen = group.first_seen(num_computed, self.block_size)
             assert table.num_unseen == num_unseen, f"{table.num_unseen} not {num_unseen} unseen"
-            num_held = len(table.block_ids) * self.block_size
-            assert num_planned <= num_held, f"{num_planned} tokens in blocks for {num_held}"
+            room = len(table.block_ids) * self.block_size
+            assert num_planned <= room, f"{num_planned} tokens in blocks for {room}"
 
     def _leading(self, hashes: Sequence[BlockHash], group: int) -> list[KVCacheBlock]:
         """The first blocks, as far as they are cached without a gap."""

@@ -53,7 +53,7 @@ class TierCopies:
     def stored(self, tier: str, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
         self._report(partial(self._stored, tier, namespace, tuple(hashes)))
 
-    def held(self, tier: str, hashes: Sequence[BlockHash]) -> None:
+    def already_stored(self, tier: str, hashes: Sequence[BlockHash]) -> None:
         """Nothing: by the time at which that is taken in, a block may be gone."""
 
     def removed(self, tier: str, hashes: Sequence[BlockHash]) -> None:

@@ -233,11 +233,11 @@ class TieredConnector(KVConnector[R]):
             self._store.save(run.namespace, blocks, is_urgent=run.is_urgent)
 
     def reset(self, lora_name: str | Everything) -> tuple[list[R], Forgetting]:
-        flying = self._fetches.drop(lora_name)
-        for fetch in flying:
+        dropped = self._fetches.drop(lora_name)
+        for fetch in dropped:
             self._store.cancel(fetch.ticket)
         self._saves.forget(lora_name)
-        return _members(flying), self._drop(Drop(self._model, lora_name))
+        return _members(dropped), self._drop(Drop(self._model, lora_name))
 
     def drop_stale(self, lora_name: str, digest: bytes, generation: int) -> None:
         self._drop(Drop(self._model, lora_name, keep=(digest, generation)))
@@ -271,9 +271,9 @@ class TieredConnector(KVConnector[R]):
     def _save(self, request: R, blocks: Sequence[int]) -> None:
         if not self._saves_kv:
             return
-        first_held = max(table.num_unseen for table in request.block_tables)
-        held = [block for block in blocks if block >= first_held]
-        for run in _runs_by_namespace(request, held):
+        first_seen = max(table.num_unseen for table in request.block_tables)
+        seen = [block for block in blocks if block >= first_seen]
+        for run in _runs_by_namespace(request, seen):
             self._saves.add(
                 self._namespace(run.namespace),
                 request.block_hashes,

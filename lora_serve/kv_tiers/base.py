@@ -132,7 +132,7 @@ class TierWatcher(Protocol):
     def stored(self, tier: str, namespace: TierNamespace, hashes: Sequence[BlockHash]) -> None:
         """This process has put these blocks into the tier."""
 
-    def held(self, tier: str, hashes: Sequence[BlockHash]) -> None:
+    def already_stored(self, tier: str, hashes: Sequence[BlockHash]) -> None:
         """These blocks were offered to the tier, and were there when it was looked."""
 
     def removed(self, tier: str, hashes: Sequence[BlockHash]) -> None:

@@ -142,10 +142,10 @@ class TierLane:
         """Whether a block is worth offering, as far as is known without I/O."""
         return not self._tier.holds(namespace, block_hash)
 
-    def tell_held(self, hashes: Sequence[BlockHash]) -> None:
+    def tell_already_stored(self, hashes: Sequence[BlockHash]) -> None:
         """Tell the watcher that these need not be saved."""
         if self._watcher is not None:
-            self._watcher.held(self.name, hashes)
+            self._watcher.already_stored(self.name, hashes)
 
     def save(
         self, namespace: TierNamespace, records: Sequence[Record], *, is_urgent: bool = False

@@ -270,8 +270,8 @@ class TieredStore:
         lacking = [item for item in batch.items if lane.lacks(namespace, item[0])]
         if len(lacking) < len(batch.items):
             missing = {block_hash for block_hash, _ in lacking}
-            held = [block_hash for block_hash, _ in batch.items if block_hash not in missing]
-            lane.tell_held(held)
+            there = [block_hash for block_hash, _ in batch.items if block_hash not in missing]
+            lane.tell_already_stored(there)
         for block_hash, block in lacking:
             if block_hash not in records:
                 records[block_hash] = make_record(namespace, block_hash, block, now, self._keys)

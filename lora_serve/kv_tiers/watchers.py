@@ -23,9 +23,9 @@ class Watchers:
         for watcher in self._watchers:
             watcher.stored(tier, namespace, hashes)
 
-    def held(self, tier: str, hashes: Sequence[BlockHash]) -> None:
+    def already_stored(self, tier: str, hashes: Sequence[BlockHash]) -> None:
         for watcher in self._watchers:
-            watcher.held(tier, hashes)
+            watcher.already_stored(tier, hashes)
 
     def removed(self, tier: str, hashes: Sequence[BlockHash]) -> None:
         for watcher in self._watchers:

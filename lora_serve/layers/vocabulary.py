@@ -37,7 +37,7 @@ class EmbeddingChange:
     """What one adapter changes of the embeddings, or of this rank's columns of them.
 
     rows: (n, H) of token_ids (n), int64, ascending; token_ids None: all V rows. None: no rows.
-    a: (V, rank): what a token gives to the low-rank delta. delta: of these; None for none.
+    a: (V, LoRA rank): what a token gives to the low-rank delta. delta: of these; None for none.
     """
 
     rows: Tensor | None = None

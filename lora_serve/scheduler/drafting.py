@@ -217,7 +217,7 @@ class Drafting:
     ) -> None:
         """Take in what a step came to for a request: of its drafts, and of those it was to make.
 
-        masked: those of a grammar that it had before, if one held it.
+        masked: those of its grammar that it had before, if it has one.
         """
         request = progress.request
         if chunk.num_next_drafts:
@@ -245,7 +245,7 @@ class Drafting:
     def verified(
         self, progress: RequestProgress, masked: MaskedDrafts | None, totals: SchedulerTotals
     ) -> None:
-        """Take in what became of a request's drafts. masked: those of a grammar, if one held it."""
+        """Take in what became of a request's drafts. masked: its grammar's, if it has one."""
         request, num_accepted = progress.request, progress.num_accepted_drafts
         num_drafts = num_accepted + progress.num_rejected_drafts
         totals.count_drafts(num_drafts, num_accepted)

@@ -16,7 +16,7 @@ ScheduledPair = tuple[Request, ScheduledRequest]
 
 
 class StepsInFlight:
-    """The steps by step_id. One without requests changes no progress and is not held here."""
+    """The steps by step_id. One without requests changes no progress and is not kept here."""
 
     def __init__(self) -> None:
         self._num_planned = 0

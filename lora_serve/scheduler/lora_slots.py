@@ -2,7 +2,7 @@
 
 An adapter takes a LoRA slot when its oldest request comes up, keeps it while requests of it run,
 and gives it back with the last of them: then the adapter whose head is oldest gets it. An adapter
-in a slot may first have to be read back into memory; its requests are held meanwhile. If that takes
+in a slot may first have to be read back into memory; its requests wait meanwhile. If that takes
 long, the slot is given back, and the adapter takes one anew when its weights have come.
 """
 

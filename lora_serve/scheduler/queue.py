@@ -1,11 +1,11 @@
 """Who is next: waiting requests by adapter, and by share where shares are fair. O(log n).
 
-A request's rank is (priority, tokens served to its share, order of arrival), the smallest first;
-without fair shares the one in the middle is the same for all. A request that was preempted goes
-before those that have not begun.
+A request's precedence is (priority, tokens served to its share, order of arrival), the smallest
+first; without fair shares the one in the middle is the same for all. A request that was preempted
+goes before those that have not begun.
 
 A step holds at most `max_loras` adapters. Requests of an adapter that has a LoRA slot may overtake
-ones of better rank of an adapter that has none, but only OVERTAKE_LIMIT times: then adapters'
+earlier ones of an adapter that has none, but only OVERTAKE_LIMIT times: then adapters'
 requests wait until that one got a LoRA slot, so a hot set never starves it.
 """
 
@@ -23,7 +23,7 @@ from lora_serve.scheduler.shares import FairShares
 OVERTAKE_LIMIT = 64
 RESUMED = -1.0  # stands before every count of served tokens
 
-Rank = tuple[int, float, int]
+Precedence = tuple[int, float, int]
 
 
 @dataclass(slots=True)
@@ -54,15 +54,15 @@ Item = TypeVar("Item", bound=Headed)
 
 
 class _HeadHeap(Generic[Item]):
-    """Items by the ranks of their heads, which may have grown since an item was put in.
+    """Items by the precedence of their heads, which may have grown since an item was put in.
 
     Each item has one valid entry; it is looked at again when it comes up. An item whose head got a
-    smaller rank has to be put in again.
+    smaller one has to be put in again.
     """
 
-    def __init__(self, rank: Callable[[Request], Rank]) -> None:
-        self._rank = rank
-        self._entries: list[tuple[Rank, int, Item]] = []
+    def __init__(self, precedence: Callable[[Request], Precedence]) -> None:
+        self._precedence = precedence
+        self._entries: list[tuple[Precedence, int, Item]] = []
         self._valid: dict[Item, int] = {}  # the number of each item's valid entry
         self._count = 0  # breaks ties before items would be compared
 
@@ -70,18 +70,18 @@ class _HeadHeap(Generic[Item]):
         """Enter an item, or enter it anew, under its present head."""
         self._count += 1
         self._valid[item] = self._count
-        heapq.heappush(self._entries, (self._rank(head), self._count, item))
+        heapq.heappush(self._entries, (self._precedence(head), self._count, item))
 
     def discard(self, item: Item) -> None:
         self._valid.pop(item, None)
 
     def head(self) -> Request | None:
-        """The head of best rank. Items without a head are dropped."""
+        """The head that precedes all others. Items without a head are dropped."""
         while self._entries:
-            rank, number, item = self._entries[0]
+            precedence, number, item = self._entries[0]
             if self._valid.get(item) == number:
                 head = item.head()
-                if head is not None and self._rank(head) == rank:
+                if head is not None and self._precedence(head) == precedence:
                     return head
                 heapq.heappop(self._entries)
                 self.discard(item)
@@ -122,19 +122,21 @@ class _Line:
 class _Group:
     """The waiting requests of one adapter: a line for each share."""
 
-    def __init__(self, adapter: AdapterRef | NoAdapter, rank: Callable[[Request], Rank]) -> None:
+    def __init__(
+        self, adapter: AdapterRef | NoAdapter, precedence: Callable[[Request], Precedence]
+    ) -> None:
         self.adapter = adapter
         self._lines: dict[str, _Line] = {}
-        self._by_rank: _HeadHeap[_Line] = _HeadHeap(rank)
+        self._heads: _HeadHeap[_Line] = _HeadHeap(precedence)
 
     def head(self) -> Request | None:
-        return self._by_rank.head()
+        return self._heads.head()
 
     def push(self, request: Request) -> None:
         line = self._lines.setdefault(request.share, _Line())
         line.push(request)
         if line.head() is request:
-            self._by_rank.put(line, request)
+            self._heads.put(line, request)
 
     def pop_head(self) -> Request:
         head = self.head()
@@ -160,7 +162,7 @@ class _Group:
 
     def _drop_if_empty(self, share: str, line: _Line) -> None:
         if line.head() is None:
-            self._by_rank.discard(line)
+            self._heads.discard(line)
             del self._lines[share]
 
 
@@ -176,10 +178,10 @@ class WaitingQueue:
     ) -> None:
         self._slots = slots
         self._shares = shares
-        self._base = _Group(BASE_MODEL, self._rank)
+        self._base = _Group(BASE_MODEL, self._precedence)
         self._groups: dict[AdapterRef, _Group] = {}
-        self._with_slot: _HeadHeap[_Group] = _HeadHeap(self._rank)
-        self._without_slot: _HeadHeap[_Group] = _HeadHeap(self._rank)
+        self._with_slot: _HeadHeap[_Group] = _HeadHeap(self._precedence)
+        self._without_slot: _HeadHeap[_Group] = _HeadHeap(self._precedence)
 
     @property
     def adapters(self) -> list[AdapterRef]:
@@ -240,18 +242,18 @@ class WaitingQueue:
         base, with_slot = self._base.head(), self._with_slot.head()
         without_slot = self._without_slot.head()
         if without_slot is not None and not slot_is_free:
-            if with_slot is not None and self._rank(without_slot) < self._rank(with_slot):
+            if with_slot is not None and self._precedes(without_slot, with_slot):
                 with_slot = None if without_slot.num_overtaken >= OVERTAKE_LIMIT else with_slot
             without_slot = None
         candidates = [head for head in (base, with_slot, without_slot) if head is not None]
-        return min(candidates, key=self._rank, default=None)
+        return min(candidates, key=self._precedence, default=None)
 
     def note_admitted(self, request: Request) -> None:
-        """Count the overtaking, if `request` passed a better one that waits for a LoRA slot."""
+        """Count the overtaking, if `request` passed one before it that waits for a LoRA slot."""
         without_slot = self._without_slot.head()
         if request.namespace.adapter is BASE_MODEL or without_slot is None:
             return
-        if self._rank(without_slot) < self._rank(request):
+        if self._precedes(without_slot, request):
             without_slot.num_overtaken += 1
 
     def take_group(self, adapter: AdapterRef) -> list[Request]:
@@ -263,13 +265,16 @@ class WaitingQueue:
         self._without_slot.discard(group)
         return group.waiting()
 
-    def _rank(self, request: Request) -> Rank:
+    def _precedence(self, request: Request) -> Precedence:
         priority, arrival = request.sort_key
         if self._shares is None:
             return priority, 0.0, arrival
         if request.num_preemptions and not request.gave_way:
             return priority, RESUMED, arrival
         return priority, self._shares.served(request.share), arrival
+
+    def _precedes(self, one: Request, other: Request) -> bool:
+        return self._precedence(one) < self._precedence(other)
 
     def _leave_share(self, request: Request) -> None:
         if self._shares is not None:
@@ -283,7 +288,7 @@ class WaitingQueue:
         group = self._group(adapter)
         if group is None:
             assert adapter is not BASE_MODEL, "the base model's group is always there"
-            group = self._groups[adapter] = _Group(adapter, self._rank)
+            group = self._groups[adapter] = _Group(adapter, self._precedence)
         group.push(request)
         if group.head() is request:
             self._place(group)

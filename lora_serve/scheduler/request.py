@@ -239,8 +239,8 @@ class Request:
             return mask
         return _with_token(mask, reasoning.start, self.allowed)
 
-    def held_token_ids(self, num_new: int) -> tuple[int, ...]:
-        """Those of the newest tokens that the grammar holds."""
+    def constrained_token_ids(self, num_new: int) -> tuple[int, ...]:
+        """Those of the newest tokens that the grammar constrains."""
         if self.grammar_start is None:
             return ()
         return tuple(self.token_ids[max(self.grammar_start, self.num_tokens - num_new) :])

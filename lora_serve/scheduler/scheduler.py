@@ -142,7 +142,7 @@ class Scheduler:
         self._masks.came(request, bitmask, drafts)
 
     def guesses(self, requests: Sequence[Request]) -> list[Guess]:
-        """What may come next in answers that grammars hold."""
+        """What may come next in answers with grammars."""
         if self._drafting is None:
             return [NO_GUESS] * len(requests)
         return self._drafting.guesses(requests, len(self._running))
@@ -381,7 +381,7 @@ class Scheduler:
     def _progress(
         self, request: Request, chunk: ScheduledRequest, result: RequestStepOutput
     ) -> RequestProgress:
-        masked = request.masked_drafts  # those of its drafts, if a grammar holds it
+        masked = request.masked_drafts  # those of its drafts, if it has a grammar
         progress = progress_of(request, chunk, result)
         self.totals.num_computed_tokens += len(chunk.token_ids) - progress.num_rejected_drafts
         num_new = len(progress.new_token_ids)

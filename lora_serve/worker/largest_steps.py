@@ -50,19 +50,19 @@ class StepLimits:
 
 def largest_adapter(
     modules: Mapping[str, tuple[int, int]],
-    rank: int,
+    lora_rank: int,
     vocabulary: Vocabulary | None = None,
     experts: Mapping[str, tuple[int, int]] = _NO_MODULES,
-    expert_rank: int = 0,
+    expert_lora_rank: int = 0,
 ) -> AdapterCheckpoint:
     """An adapter of zeros on all modules, and on a row of each of the vocabulary's matrices.
 
-    modules, experts: as in ModelInfo.lora_modules, of one rank; modules with the vocabulary's and
-    without the experts'.
+    modules, experts: as in ModelInfo.lora_modules, of one rank's share of the model; modules with
+    the vocabulary's and without the experts'.
     """
-    ranked = [(name, sizes, rank) for name, sizes in modules.items()]
-    ranked += [(name, sizes, expert_rank) for name, sizes in experts.items()]
-    zeros = memoryview(bytes(2 * rank * max(max(sizes) for _, sizes, _ in ranked)))
+    ranked = [(name, sizes, lora_rank) for name, sizes in modules.items()]
+    ranked += [(name, sizes, expert_lora_rank) for name, sizes in experts.items()]
+    zeros = memoryview(bytes(2 * lora_rank * max(max(sizes) for _, sizes, _ in ranked)))
 
     def raw(*shape: int) -> RawTensor:
         return RawTensor("BF16", shape, zeros[: 2 * shape[0] * shape[1]])
@@ -81,7 +81,7 @@ def largest_adapter(
         )
     num_bytes = sum(len(part.a.data) + len(part.b.data) for part in parts)
     digest = sha256(path.encode()).digest()
-    return AdapterCheckpoint(path, digest, rank, num_bytes, "", parts, token_rows=token_rows)
+    return AdapterCheckpoint(path, digest, lora_rank, num_bytes, "", parts, token_rows=token_rows)
 
 
 def largest_steps(

@@ -15,7 +15,7 @@ from lora_serve.models.base import LinearLayout, vocabulary_linears
 
 CPU_DEFAULT_BYTES = 4 * 2**30
 _GIB = 2**30
-_RANK_STEP = 16
+_LORA_RANK_STEP = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +83,21 @@ def cpu_room(available_bytes: int, utilization: float, most_needed_bytes: int) -
 
 
 def largest_vocabulary_bytes(
-    vocabulary: Vocabulary | None, rank: int, value_bytes: int, most_bytes: int
+    vocabulary: Vocabulary | None, lora_rank: int, value_bytes: int, most_bytes: int
 ) -> int:
     """Both matrices whole, and a delta of the highest rank on each; at most `most_bytes`."""
     if vocabulary is None:
         return 0
     copies = 2 * vocabulary.size * vocabulary.hidden_size * value_bytes
-    deltas = largest_adapter_bytes(vocabulary_linears(vocabulary), rank, value_bytes)
+    deltas = largest_adapter_bytes(vocabulary_linears(vocabulary), lora_rank, value_bytes)
     return min(most_bytes, copies + deltas)
 
 
-def largest_adapter_bytes(linears: Sequence[LinearLayout], rank: int, value_bytes: int) -> int:
+def largest_adapter_bytes(linears: Sequence[LinearLayout], lora_rank: int, value_bytes: int) -> int:
     """A and B of the highest rank on every projection, the rank as kernels may round it up."""
-    rank = -(-rank // _RANK_STEP) * _RANK_STEP
+    lora_rank = -(-lora_rank // _LORA_RANK_STEP) * _LORA_RANK_STEP
     return sum(
-        rank * (len(linear.columns) + out_features) * value_bytes
+        lora_rank * (len(linear.columns) + out_features) * value_bytes
         for linear in linears
         for _, out_features in linear.projections
     )

@@ -155,7 +155,8 @@ def receive_call(calls: Link) -> AdapterCheckpoint | bytes:
     whole: AdapterCheckpoint = replace(
         bare,
         modules=tuple(
-            LoRAModule(name, rank, scale, next(taken), next(taken)) for name, rank, scale in modules
+            LoRAModule(name, lora_rank, scale, next(taken), next(taken))
+            for name, lora_rank, scale in modules
         ),
         token_rows=tuple(TokenRows(name, ids, next(taken)) for name, ids in token_rows),
         biases=tuple(ModuleBias(name, next(taken), scale) for name, scale in biases),

@@ -17,7 +17,7 @@ def test_the_least_recently_freed_block_is_reused_first() -> None:
     pool = BlockPool(3)
     taken = [pool.take() for _ in range(3)]
     for number, block in enumerate(taken):
-        pool.name(block, hash_of(number), BASE_MODEL)
+        pool.cache(block, hash_of(number), BASE_MODEL)
     for block in (taken[1], taken[0], taken[2]):
         pool.release(block)
     assert [pool.take().block_id for _ in range(3)] == [1, 0, 2]
@@ -26,7 +26,7 @@ def test_the_least_recently_freed_block_is_reused_first() -> None:
 def test_blocks_that_cannot_be_found_are_reused_before_cached_ones() -> None:
     pool = BlockPool(2)
     cached, bare = pool.take(), pool.take()
-    pool.name(cached, hash_of(1), BASE_MODEL)
+    pool.cache(cached, hash_of(1), BASE_MODEL)
     pool.release(cached)
     pool.release(bare)
     assert pool.take() is bare
@@ -35,7 +35,7 @@ def test_blocks_that_cannot_be_found_are_reused_before_cached_ones() -> None:
 def test_a_reused_block_is_no_longer_found() -> None:
     pool = BlockPool(1)
     block = pool.take()
-    pool.name(block, hash_of(1), BASE_MODEL)
+    pool.cache(block, hash_of(1), BASE_MODEL)
     pool.release(block)
     assert pool.find(hash_of(1)) is block
     pool.take()
@@ -45,7 +45,7 @@ def test_a_reused_block_is_no_longer_found() -> None:
 def test_a_found_block_leaves_the_free_list_and_returns_to_it() -> None:
     pool = BlockPool(1)
     block = pool.take()
-    pool.name(block, hash_of(1), BASE_MODEL)
+    pool.cache(block, hash_of(1), BASE_MODEL)
     pool.release(block)
     pool.refer(block)
     assert pool.num_free == 0
@@ -59,8 +59,8 @@ def test_a_found_block_leaves_the_free_list_and_returns_to_it() -> None:
 def test_a_second_block_of_the_same_content_stays_bare() -> None:
     pool = BlockPool(2)
     first, second = pool.take(), pool.take()
-    pool.name(first, hash_of(1), BASE_MODEL)
-    pool.name(second, hash_of(1), BASE_MODEL)
+    pool.cache(first, hash_of(1), BASE_MODEL)
+    pool.cache(second, hash_of(1), BASE_MODEL)
     assert pool.find(hash_of(1)) is first
     assert second.block_hash is None
     pool.check_invariants()
@@ -70,7 +70,7 @@ def test_forgetting_an_adapter_leaves_the_others() -> None:
     pool = BlockPool(3)
     blocks = [pool.take() for _ in range(3)]
     for number, (block, name) in enumerate(zip(blocks, ("a", "a", BASE_MODEL), strict=True)):
-        pool.name(block, hash_of(number), name)
+        pool.cache(block, hash_of(number), name)
     pool.forget_adapter("a")
     pool.forget_adapter("unknown")
     assert [pool.find(hash_of(n)) is not None for n in range(3)] == [False, False, True]
@@ -116,7 +116,7 @@ def life_of_a_pool(seed: int) -> list[tuple[int, int]]:
                 given.append((pool.num_free, (block := pool.take()).block_id))
                 held.append(block)
                 if rng.random() < 0.5:
-                    pool.name(block, hash_of(number), rng.choice("ab"))
+                    pool.cache(block, hash_of(number), rng.choice("ab"))
             case 2 if held:
                 pool.release(held.pop(rng.randrange(len(held))))
             case 3 if rng.random() < 0.1:
@@ -145,7 +145,7 @@ def test_random_operations_agree_with_a_naive_pool(seed: int) -> None:
             block = pool.blocks[rng.choice(held)]
             name = hash_of(rng.randrange(20))
             if block.block_hash is None:
-                pool.name(block, name, rng.choice(("a", "b", BASE_MODEL)))
+                pool.cache(block, name, rng.choice(("a", "b", BASE_MODEL)))
                 names.setdefault(name, block.block_id)
         elif choice < 0.98:
             found = pool.find(hash_of(rng.randrange(20)))

@@ -110,15 +110,15 @@ def test_a_name_is_dropped_in_flight_and_in_hand_and_others_are_not() -> None:
     fetches: Fetches[str] = Fetches(BLOCK_BYTES, 1000)
     landed = start(fetches, "landed", "ab")
     give(fetches, landed, 2)
-    flying = fetches.start("flying", namespace("a"), chain("cd"), 0, 5.0)
-    assert flying is not None
+    in_flight = fetches.start("in_flight", namespace("a"), chain("cd"), 0, 5.0)
+    assert in_flight is not None
     assert fetches.drop("b") == []
-    assert fetches.drop("a") == [flying]
+    assert fetches.drop("a") == [in_flight]
     assert len(landed.blocks) == 2
     assert fetches.drop(EVERYTHING) == []
     assert (landed.blocks, fetches.num_bytes) == ((), 0)
-    assert fetches.has_asked("flying", 0)
-    assert fetches.in_hand("flying") is None
+    assert fetches.has_asked("in_flight", 0)
+    assert fetches.in_hand("in_flight") is None
     fetches.check_invariants()
 
 

@@ -27,7 +27,7 @@ def test_a_prompt_is_handed_over_as_far_as_its_blocks_are_stored_without_a_gap()
     handover = world.handovers.begin("a", (ONE, TWO, THREE))
     world.handovers.stored("disk", NAMESPACE, [TWO])
     assert world.num_stored("a") == 0
-    world.handovers.held("redis", [ONE])
+    world.handovers.already_stored("redis", [ONE])
     assert (world.num_stored("a"), world.num_notified) == (2, 2)
     assert handover.missing == {THREE}
     world.handovers.stored("disk", NAMESPACE, [THREE, THREE])

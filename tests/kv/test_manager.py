@@ -181,7 +181,7 @@ def compute(kv: KVCacheManager, holder: Holder, num_tokens: int | None = None) -
 
 
 def held_blocks(holder: Holder) -> list[int]:
-    return [len(table.held) for table in holder.block_tables]
+    return [len(table.seen_block_ids) for table in holder.block_tables]
 
 
 def test_a_window_holds_what_it_sees_while_a_full_group_holds_all() -> None:

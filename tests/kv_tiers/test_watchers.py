@@ -33,8 +33,8 @@ class Watcher:
         self.heard.append(("stored", tier, len(hashes)))
         self.here |= {(tier, block_hash) for block_hash in hashes}
 
-    def held(self, tier: str, hashes: Sequence[BlockHash]) -> None:
-        self.heard.append(("held", tier, len(hashes)))
+    def already_stored(self, tier: str, hashes: Sequence[BlockHash]) -> None:
+        self.heard.append(("already_stored", tier, len(hashes)))
 
     def removed(self, tier: str, hashes: Sequence[BlockHash]) -> None:
         self.heard.append(("removed", tier, len(hashes)))
@@ -96,6 +96,7 @@ def test_a_store_tells_of_what_a_tier_holds_already_and_of_drops() -> None:
     finally:
         store.close()
     assert first.heard == second.heard
-    assert first.heard[:3] == [("stored", "ram", 2), ("held", "ram", 2), ("stored", "ram", 2)]
+    saves = ("stored", "already_stored", "stored")
+    assert first.heard[:3] == [(save, "ram", 2) for save in saves]
     assert first.heard[-1] == ("dropped", "ram", 0)
     assert first.here == set()

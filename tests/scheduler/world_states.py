@@ -125,13 +125,13 @@ def _essence_of_request(world: World, request: Request, blocks: dict[int, int]) 
 
 def _tables(request: Request) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """How many blocks are not held, and which are, for each group."""
-    return tuple((table.num_unseen, tuple(table.held)) for table in request.block_tables)
+    return tuple((table.num_unseen, tuple(table.seen_block_ids)) for table in request.block_tables)
 
 
 def _fetches(world: World) -> Sequence[Fetch[Request]]:
     """Those in flight, oldest first, and those in hand."""
     fetches = world.connector._fetches
-    return list(dict.fromkeys((*fetches._in_flight.values(), *fetches._of.values())))
+    return list(dict.fromkeys((*fetches._in_flight.values(), *fetches._by_member.values())))
 
 
 def _everything_of_fetches(world: World) -> Hashable:

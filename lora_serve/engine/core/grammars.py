@@ -69,24 +69,24 @@ class RequestGrammars:
 
     def advance(self, progress: Iterable[RequestProgress]) -> None:
         """Tell of the tokens that a step gave."""
-        held = []
+        constrained = []
         for one in progress:
             request, num_new = one.request, len(one.new_token_ids)
             if not (request.has_grammar and num_new) or one.finish_reason is not None:
                 continue
-            if token_ids := request.held_token_ids(num_new):
-                held.append((request, token_ids))
+            if token_ids := request.constrained_token_ids(num_new):
+                constrained.append((request, token_ids))
             elif request.grammar_start is not None:
                 self._note_reasoned(request)
-        if held:
-            guesses = self._scheduler.guesses([request for request, _ in held])
+        if constrained:
+            guesses = self._scheduler.guesses([request for request, _ in constrained])
             self._service.advance(
                 [
                     NewTokens(request.request_id, token_ids, guess)
-                    for (request, token_ids), guess in zip(held, guesses, strict=True)
+                    for (request, token_ids), guess in zip(constrained, guesses, strict=True)
                 ]
             )
-            self._in_time |= {request.request_id for request, _ in held}
+            self._in_time |= {request.request_id for request, _ in constrained}
 
     def close(self, request_id: str) -> None:
         """The request has ended; it may have had no grammar."""

@@ -209,7 +209,7 @@ class OracleEngine:
             return
         found = {
             (Medium.GPU, group, block_hash)
-            for group, by_hash in enumerate(self.kv.pool.found_hashes)
+            for group, by_hash in enumerate(self.kv.pool.cached_hashes)
             for block_hash in by_hash
             if self._is_current(block_hash)
         }
