@@ -41,6 +41,7 @@ class Everything(Enum):
 
 BASE_MODEL: Final = NoAdapter.BASE_MODEL
 EVERYTHING: Final = Everything.EVERYTHING
+BASE_MODEL_NAME: Final = ""  # BASE_MODEL as a text: in stored KV, and among shares
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,15 +84,15 @@ class _ForgetfulPool(BlockPool):
         if block.ref_cnt:
             super()._forget(block)
 
-    def name(
+    def cache(
         self, block: KVCacheBlock, block_hash: BlockHash, lora_name: str | NoAdapter, group: int = 0
     ) -> None:
         if block.block_hash is not None:
             BlockPool._forget(self, block)
-        super().name(block, block_hash, lora_name, group)
+        super().cache(block, block_hash, lora_name, group)
 
 
-class ForgetsToUnname(KVCacheManager):
+class ForgetsToUncache(KVCacheManager):
     def __init__(self, num_blocks: int, *args: Any) -> None:
         super().__init__(num_blocks, *args)
         self.pool = _ForgetfulPool(num_blocks, len(self.needs.groups))
@@ -118,7 +118,7 @@ def is_caught(
     return False
 
 
-@pytest.mark.parametrize("mutant", [OffersWhenAdmitted, ForgetsToUnname])
+@pytest.mark.parametrize("mutant", [OffersWhenAdmitted, ForgetsToUncache])
 def test_traces_catch_a_kv_manager_that(mutant: type[KVCacheManager]) -> None:
     assert is_caught(kv_class=mutant)
 

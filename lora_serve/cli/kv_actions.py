@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from lora_serve.errors import ConfigError
+from lora_serve.identity import BASE_MODEL_NAME
 from lora_serve.kv_tiers.base import TierError, TierNamespace
 from lora_serve.kv_tiers.inspection import Inspection, Summary, Verdict
 from lora_serve.kv_tiers.kind import InspectedPlace
@@ -29,7 +30,7 @@ Action = Callable[[Inspection, argparse.Namespace], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """How much is stored of one adapter ("" is the base model), or of all."""
+    """How much is stored of one adapter, or of all. adapter: BASE_MODEL_NAME for the base."""
 
     adapter: str
     num_versions: int
@@ -167,8 +168,8 @@ def show_stats(inspection: Inspection, args: argparse.Namespace) -> int:
         _print_json({"adapters": totals, "tier": facts})
         return 0
     now = time.time()
-    rows = [_totals_row(one, one.adapter or SHOWN_BASE_MODEL, now) for one in totals]
-    rows += [_totals_row(_totals("", summaries), "all", now)] * (len(rows) > 1)
+    rows = [_totals_row(one, _shown_name(one.adapter), now) for one in totals]
+    rows += [_totals_row(_totals("all", summaries), "all", now)] * (len(rows) > 1)
     _print_table(("adapter", "versions", "salts", "blocks", "size", "oldest", "newest"), rows)
     print()
     for name, value in facts.items():
@@ -199,11 +200,15 @@ def age_text(written: float | None, now: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def _shown_name(lora_name: str) -> str:
+    return SHOWN_BASE_MODEL if lora_name == BASE_MODEL_NAME else lora_name
+
+
 def _identity(namespace: TierNamespace) -> tuple[str, str, str, str, str]:
     return (
-        namespace.lora_name or SHOWN_BASE_MODEL,
+        _shown_name(namespace.lora_name),
         namespace.digest.hex()[:SHORT_DIGEST] or "–",
-        str(namespace.generation) if namespace.lora_name else "–",
+        "–" if namespace.lora_name == BASE_MODEL_NAME else str(namespace.generation),
         namespace.salt_digest.hex()[:SHORT_DIGEST] or "–",
         namespace.model.hex()[:SHORT_DIGEST],
     )
@@ -215,7 +220,7 @@ def _order(namespace: TierNamespace) -> tuple[str, int, bytes, bytes]:
 
 def _as_json(namespace: TierNamespace) -> dict[str, object]:
     return {
-        "adapter": namespace.lora_name or None,
+        "adapter": None if namespace.lora_name == BASE_MODEL_NAME else namespace.lora_name,
         "digest": namespace.digest.hex() or None,
         "generation": namespace.generation,
         "salt_digest": namespace.salt_digest.hex() or None,

@@ -77,7 +77,7 @@ class PendingSaves:
             start = end
 
     def forget(self, lora_name: str | Everything) -> None:
-        """Hand over nothing more of one adapter's ("" is the base model), or of EVERYTHING."""
+        """Hand over nothing more of one adapter, or of EVERYTHING."""
         for run in (*self._next, *(run for runs in self._gathering for run in runs)):
             if lora_name is EVERYTHING or run.namespace.lora_name == lora_name:
                 run.is_wanted = False

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from lora_serve.identity import BASE_MODEL, AdapterRef, BlockHash, NoAdapter
+from lora_serve.identity import BASE_MODEL, BASE_MODEL_NAME, AdapterRef, BlockHash, NoAdapter
 from lora_serve.kv.events import Medium
 from lora_serve.kv_tiers.base import Drop, TierNamespace
 
@@ -144,7 +144,7 @@ class TierCopies:
 
 
 def _version(namespace: TierNamespace) -> Version:
-    if not namespace.digest:
+    if namespace.lora_name == BASE_MODEL_NAME:
         return BASE_MODEL
     return AdapterRef(namespace.lora_name, namespace.digest, namespace.generation)
 

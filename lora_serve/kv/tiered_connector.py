@@ -16,6 +16,7 @@ from typing import Protocol
 from lora_serve.config import KVTierConfig
 from lora_serve.identity import (
     BASE_MODEL,
+    BASE_MODEL_NAME,
     AdapterRef,
     BlockHash,
     BlockHasher,
@@ -316,7 +317,7 @@ def tier_namespaces(
     def tier_namespace(namespace: CacheNamespace) -> TierNamespace:
         adapter = namespace.adapter
         if adapter is BASE_MODEL:
-            adapter = AdapterRef("", b"")  # as tiers write it
+            adapter = AdapterRef(BASE_MODEL_NAME, b"")
         return TierNamespace(
             root=hasher.root(namespace),
             model=model.fingerprint,

@@ -22,7 +22,7 @@ class TierNamespace:
     """One prefix-cache namespace as the tiers know it. Only `root` decides which KV is shared.
 
     root: the root of the hash chain, which all other fields but the layout have entered.
-    model: fingerprint of the model. lora_name: "" for the base model.
+    model: fingerprint of the model. lora_name: BASE_MODEL_NAME for the base.
     digest, generation: the adapter's version; b"" and 0 for the base model.
     salt_digest: SHA-256 of the cache salt, b"" without one; never the salt itself.
     layout: fingerprint of how a block's bytes are laid out (dtype, block size, kernels, layers).

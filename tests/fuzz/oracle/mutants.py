@@ -92,7 +92,7 @@ def plain_mutants() -> Iterator[Mutant]:
         yield Mutant(bug, of_trace(hasher_class=key))
     for kv, bug in (
         (plain.OffersWhenAdmitted, "blocks can be found when a request is admitted"),
-        (plain.ForgetsToUnname, "an evicted block keeps its name"),
+        (plain.ForgetsToUncache, "an evicted block keeps its hash"),
     ):
         yield Mutant(bug, of_trace(kv_class=kv))
     for loader, bug in (
