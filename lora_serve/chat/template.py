@@ -7,7 +7,8 @@ Whatever they raise is about the messages that they were given.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import cast
 
@@ -73,8 +74,7 @@ def render_chat(
     # cast: its annotations forbid message contents that are lists, and say nothing of `tokenize`
     render = cast(Callable[..., str], tokenizer.apply_chat_template)
     plain_tools = None if tools is None else [dict(tool) for tool in tools]
-    limit = _max_chars.set(max_chars)
-    try:
+    with _rendering_within(max_chars):
         source = tokenizer.get_chat_template(chat_template, plain_tools)
         _compile_jinja_template(source).environment.concat = _join_within_limit
         return render(
@@ -86,6 +86,14 @@ def render_chat(
             tokenize=False,
             **template_kwargs,
         )
+
+
+@contextmanager
+def _rendering_within(max_chars: int | None) -> Iterator[None]:
+    """Stop a template at max_chars, and raise what it raises as InvalidRequestError."""
+    limit = _max_chars.set(max_chars)
+    try:
+        yield
     except PromptTooLongError:
         raise
     except TemplateSyntaxError as error:  # the model's own and the operator's were read before

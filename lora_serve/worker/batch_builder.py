@@ -84,14 +84,7 @@ class BatchBuilder:
             outputs=self._outputs(members, starts, num_outputs, adapter_of, biases, experts),
             output_start_loc=ends,
             samplers=tuple(order[i] for i in samplers),
-            logits_indices=np.array(
-                [
-                    row
-                    for i in samplers
-                    for row in range(ends[i + 1] - len(members[i].asked.samples), ends[i + 1])
-                ],
-                np.int64,
-            ),
+            logits_indices=_logits_indices(members, samplers, ends),
             input_ids=np.array([t for member in members for t in member.token_ids], np.int64),
             positions=positions,
             slot_mapping=slot_mapping,
@@ -238,6 +231,18 @@ def _num_outputs(members: Sequence[ScheduledRequest], counts: Sequence[int]) -> 
         return [1] * len(members)
     asked = [member.asked.num_rows(count) for member, count in zip(members, counts, strict=True)]
     return asked if any(asked) else [1, *asked[1:]]
+
+
+def _logits_indices(
+    members: Sequence[ScheduledRequest], samplers: Sequence[int], ends: Sequence[int]
+) -> npt.NDArray[np.int64]:
+    """The rows that are sampled: the last ones of each sampler's outputs, which end at `ends`."""
+    rows = [
+        row
+        for i in samplers
+        for row in range(ends[i + 1] - len(members[i].asked.samples), ends[i + 1])
+    ]
+    return np.array(rows, np.int64)
 
 
 def _adapter_key(request: ScheduledRequest) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -36,7 +36,7 @@ from lora_serve.worker.adapter_weights import AdapterWeights, PreparedAdapter
 from lora_serve.worker.device import Device, Event, open_device
 from lora_serve.worker.draft_model import DraftModel, Guessing
 from lora_serve.worker.kv_cache import allocate_kv_caches
-from lora_serve.worker.kv_layout import layout_of_rank
+from lora_serve.worker.kv_layout import KVLayout, layout_of_rank
 from lora_serve.worker.kv_sizing import KVSizing
 from lora_serve.worker.kv_transfer import KVTransfer, layout_fingerprint
 from lora_serve.worker.loaded_model import LoadedModel, load_model
@@ -171,7 +171,21 @@ class Worker:
         self._runner = self._settings.runner(
             model, layout, kv_caches, self._adapters, recorder, self._group
         )
-        draft_model = self._draft_model.open(num_blocks) if self._draft_model else None
+        info = self._described(model, layout, num_blocks, kv_caches, num_kv_heads)
+        if self._draft_model is None:
+            return info
+        return replace(info, draft_model=self._draft_model.open(num_blocks))
+
+    def _described(
+        self,
+        model: LoadedModel,
+        layout: KVLayout,
+        num_blocks: int,
+        kv_caches: Sequence[torch.Tensor],
+        num_kv_heads: int,
+    ) -> ModelInfo:
+        """What the engine is told of the model. num_kv_heads: of the whole model."""
+        own_heads = kv_caches[0].shape[2]
         return ModelInfo(
             fingerprint=model.fingerprint,
             dtype=str(model.dtype).removeprefix("torch."),
@@ -183,17 +197,16 @@ class Worker:
             lora_modules=lora_modules(self.linears),
             vocabulary=model.vocabulary,
             kv_groups=layout.groups,
-            kv_block_bytes=self._transfer.record_bytes // kv_caches[0].shape[2] * num_kv_heads,
+            kv_block_bytes=self._transfer.record_bytes // own_heads * num_kv_heads,
             kv_layout=layout_fingerprint(
                 kv_caches, model.ops.numerics, layout.places, num_kv_heads
             ),
-            is_asynchronous=device.is_asynchronous,
+            is_asynchronous=model.device.is_asynchronous,
             architecture=model.spec.architecture,
-            device=device.name,
+            device=model.device.name,
             num_threads=torch.get_num_threads(),
             num_parameters=num_parameters(model.spec),
             weights=model.weights,
-            draft_model=draft_model,
         )
 
     @torch.inference_mode()

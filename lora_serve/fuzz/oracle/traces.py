@@ -44,9 +44,11 @@ from lora_serve.messages import (
     AbortRequests,
     ErrorInfo,
     ResetPrefixCache,
+    TokenRules,
     UnloadAdapter,
 )
 from lora_serve.sampling_params import SamplingParams
+from lora_serve.structured_outputs import StructuredOutput
 
 NAMES = ("red", "green", "blue", "grey")
 FULL, NARROW, WIDE = KVGroup(), KVGroup(20), KVGroup(50)
@@ -205,46 +207,23 @@ class OracleTrace:
         prompt, rows = self.draws.prompt_or_rows(invocation, repeated)
         max_tokens = rng.randrange(1, 60)
         num_groups = len(self.settings["groups"])
-        pooling, rules, reasoning = self.draws.pooling(), NO_RULES, None
+        pooling = self.draws.pooling()
         if pooling is None:
             constraint = self.draws.constraint(repeated)
-            scored_start = None if rows else self.draws.scored_start(len(prompt))
             ask = (prompt, digest, max_tokens, rows, num_groups, constraint)
-            lone = partial(lone_answer, *ask, invocation=invocation)
-            budget = self.draws.budget()
-            if constraint is not None or budget is not None:
-                reasoning = self.draws.reasoning(*ask, invocation)
-            budget = None if reasoning is None else budget
-            answer = lone(reasoning=reasoning, budget=budget)
-            rules = self.draws.rules(answer)
-            if rules is not NO_RULES:
-                answer = lone(rules=rules, reasoning=reasoning, budget=budget)
-            expected = Expected(answer, digest)
-            expected.may_fail = constraint is not None and rules is not NO_RULES
-            if scored_start is not None:
-                asked = (prompt, digest, scored_start, num_groups, invocation)
-                scored = lone_prompt_logprobs(*asked)
-                expected.prompt_logprobs = scored
+            params, rules, expected = self._expected(*ask, invocation)
         else:
-            max_tokens, constraint, scored_start, budget = 0, None, None, None
+            params, rules = SamplingParams(max_tokens=0, seed=1), NO_RULES
             pooled = lone_pooled(prompt, digest, pooling, rows, num_groups, invocation)
             expected = Expected([], digest, pooled=pooled)
         if repeated is None and not rows:
-            self.repeats.note(Asked(name, salt, tenant, prompt, constraint))
+            self.repeats.note(Asked(name, salt, tenant, prompt, params.structured_outputs))
         self.expected[request_id] = expected
         self.engine.add(
             request_id,
             prompt,
             lora_name=name,
-            params=SamplingParams(
-                max_tokens=max_tokens,
-                seed=1,
-                prompt_logprobs=None if scored_start is None else 0,
-                prompt_logprob_start=scored_start or 0,
-                structured_outputs=constraint,
-                reasoning=reasoning,
-                thinking_token_budget=budget,
-            ),
+            params=params,
             salt=salt,
             priority=rng.randrange(3),
             tenant=tenant,
@@ -253,6 +232,44 @@ class OracleTrace:
             rules=rules,
             do_remote_decode=self._is_handed_over(),
         )
+
+    def _expected(
+        self,
+        prompt: Sequence[int],
+        digest: bytes,
+        max_tokens: int,
+        rows: Sequence[bytes],
+        num_groups: int,
+        constraint: StructuredOutput | None,
+        invocation: Sequence[int],
+    ) -> tuple[SamplingParams, TokenRules, Expected]:
+        """Draw what else is asked of an answer, and compute the one that it must get."""
+        ask = (prompt, digest, max_tokens, rows, num_groups, constraint)
+        scored_start = None if rows else self.draws.scored_start(len(prompt))
+        lone = partial(lone_answer, *ask, invocation=invocation)
+        budget, reasoning = self.draws.budget(), None
+        if constraint is not None or budget is not None:
+            reasoning = self.draws.reasoning(*ask, invocation)
+        budget = None if reasoning is None else budget
+        answer = lone(reasoning=reasoning, budget=budget)
+        rules = self.draws.rules(answer)
+        if rules is not NO_RULES:
+            answer = lone(rules=rules, reasoning=reasoning, budget=budget)
+        expected = Expected(answer, digest)
+        expected.may_fail = constraint is not None and rules is not NO_RULES
+        if scored_start is not None:
+            asked = (prompt, digest, scored_start, num_groups, invocation)
+            expected.prompt_logprobs = lone_prompt_logprobs(*asked)
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            seed=1,
+            prompt_logprobs=None if scored_start is None else 0,
+            prompt_logprob_start=scored_start or 0,
+            structured_outputs=constraint,
+            reasoning=reasoning,
+            thinking_token_budget=budget,
+        )
+        return params, rules, expected
 
     def _is_handed_over(self) -> bool:
         """Whether another engine is to go on with the prompt; there is none here."""

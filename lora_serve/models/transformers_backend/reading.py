@@ -47,23 +47,11 @@ def _read(
     if why is not None:
         _refuse(settings, architecture, why)
         return None
-    max_positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if not isinstance(max_positions, int) or not 1 <= max_positions <= MOST_POSITIONS:
-        settings.refuse(
-            f"max_position_embeddings must be from 1 to {MOST_POSITIONS}, is "
-            f"{str(max_positions)[:20]}"
-        )
-        max_positions = 1
+    max_positions = _max_positions(config, settings)
     dtype = stored_dtype(settings)
     register()
     try:
-        with torch.device("meta"):
-            model = model_class._from_config(
-                config,
-                dtype=getattr(torch, dtype or "float32", torch.float32),
-                attn_implementation=NAME,
-                experts_implementation=NAME,
-            ).eval()
+        model = _without_weights(model_class, config, dtype)
     except Exception as error:  # whatever its constructor raises
         own = isinstance(error, KeyError) and error.args == (NAME,)
         why = "its attention takes no other implementation" if own else _short(error)
@@ -88,6 +76,28 @@ def _read(
         max_positions=max_positions,
         dtype=dtype,
     )
+
+
+def _max_positions(config: Any, settings: Settings) -> int:
+    """How many positions the model has; 1, and a refusal, if the config does not say it."""
+    found = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if isinstance(found, int) and 1 <= found <= MOST_POSITIONS:
+        return found
+    settings.refuse(
+        f"max_position_embeddings must be from 1 to {MOST_POSITIONS}, is {str(found)[:20]}"
+    )
+    return 1
+
+
+def _without_weights(model_class: Any, config: Any, dtype: str | None) -> Any:
+    """The modules of a model on no device, with our attention and experts."""
+    with torch.device("meta"):
+        return model_class._from_config(
+            config,
+            dtype=getattr(torch, dtype or "float32", torch.float32),
+            attn_implementation=NAME,
+            experts_implementation=NAME,
+        ).eval()
 
 
 def _refuse(settings: Settings, architecture: str, why: str) -> None:

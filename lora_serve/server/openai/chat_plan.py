@@ -31,6 +31,7 @@ from lora_serve.server.openai.parameters import (
 )
 from lora_serve.server.openai.protocol import ChatBody
 from lora_serve.server.openai.tool_choice import answer_format, forced_calls
+from lora_serve.structured_outputs import StructuredOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +79,35 @@ async def plan_chat(
     item = await _conversation(context, request, body, template)
     if not isinstance(item.prompt, TokensPrompt):
         _check_with_embeds(body)
-    room = engine.model_info.max_model_len - item.num_tokens
-    if like is None:
-        params = chat_params(body, context.sampling_defaults, room)
-        if forced is not None:
-            params = msgspec.structs.replace(params, structured_outputs=forced)
-    else:
-        max_tokens = chat_max_tokens(body, context.sampling_defaults, room)
-        params = like.params.with_end(max_tokens, None)
-    reasoning = reasoning_tokens(engine, form.reasoning, item.ending, params)
-    if reasoning is not None:
-        if like is None:
-            params = msgspec.structs.replace(params, reasoning=reasoning)
-        else:
-            params = params.with_end(params.max_tokens, reasoning)
+    params = _params(context, body, item, form, forced, like)
+    if params.reasoning is not None:
         form = replace(form, grammar_waits=params.structured_outputs is not None)
     params = _checked(engine, body, params)
     in_pieces = bool(body.stream) and not tells_whole
     chat_size(body, params, stream=in_pieces).check(engine, [item], params)
     return ChatPlan(body, target, item, params, form)
+
+
+def _params(
+    context: ServerContext,
+    body: ChatBody,
+    item: Input,
+    form: AnswerFormat,
+    forced: StructuredOutput | None,
+    like: ChatPlan | None,
+) -> SamplingParams:
+    """forced: the grammar of the calls that the answer must be. like: as of `plan_chat`."""
+    engine, defaults = context.engine, context.sampling_defaults
+    room = engine.model_info.max_model_len - item.num_tokens
+    if like is not None:
+        params = like.params.with_end(chat_max_tokens(body, defaults, room), None)
+        reasoning = reasoning_tokens(engine, form.reasoning, item.ending, params)
+        return params.with_end(params.max_tokens, reasoning)
+    params = chat_params(body, defaults, room)
+    if forced is not None:
+        params = msgspec.structs.replace(params, structured_outputs=forced)
+    reasoning = reasoning_tokens(engine, form.reasoning, item.ending, params)
+    return params if reasoning is None else msgspec.structs.replace(params, reasoning=reasoning)
 
 
 async def _conversation(
