@@ -30,8 +30,8 @@ class _Resident:
 
     @property
     def is_evictable(self) -> bool:
-        is_held = self.claim is Claim.PROTECTED or self.num_running > 0
-        return not is_held and not (self.is_awaited and self.claim is Claim.LEASED)
+        is_kept = self.claim is Claim.PROTECTED or self.num_running > 0
+        return not is_kept and not (self.is_awaited and self.claim is Claim.LEASED)
 
 
 class AdapterResidency:

@@ -1,4 +1,4 @@
-"""What the scheduler asks of the KV tiers' end in the control plane, and its answers without tiers.
+"""The connector: what the scheduler asks about KV in tiers. Here are its answers without tiers.
 
 A connector decides what to fetch, to fill in and to store. It does no I/O, and bytes pass through
 it unread: from the store into a step's loads, from its saves into the store.
@@ -39,7 +39,7 @@ R = TypeVar("R", bound=TieredRequest)
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """A step's part in moving KV, as `SchedulerOutput` carries it."""
+    """The blocks that a step copies to and from the tiers, as `SchedulerOutput` carries them."""
 
     saves: tuple[int, ...] = ()
     loads: tuple[KVLoad, ...] = ()
@@ -50,7 +50,10 @@ NOTHING = TransferPlan()
 
 @dataclass(frozen=True, slots=True)
 class FetchesEnded(Generic[R]):
-    """Requests that go on; and those that must not, because a tier failed, by the policy."""
+    """Requests whose fetches have ended.
+
+    ready: they go on. failed: they must end, as --kv-load-failure-policy says, and why.
+    """
 
     ready: list[R] = field(default_factory=list)
     failed: list[tuple[R, Cause]] = field(default_factory=list)
@@ -66,7 +69,7 @@ class KVConnector(Generic[R]):
 
     @property
     def next_give_up_time(self) -> float | None:
-        """When the first of them goes on, whatever the store does."""
+        """When the first of these requests goes on, whatever the store does; None without any."""
         return None
 
     def fetch(self, request: R, first_block: int, last_block: int) -> bool:
@@ -81,33 +84,33 @@ class KVConnector(Generic[R]):
         return FetchesEnded()
 
     def num_fetched(self, request: R, num_hit_blocks: int) -> int:
-        """How many blocks after its hit were fetched for a request that is to be admitted."""
+        """How many blocks were fetched for a request, behind those found in the device cache."""
         return 0
 
     def admitted(self, request: R, num_hit_blocks: int) -> dict[str, int]:
-        """A request got its blocks, the first num_hit_blocks of them from the device cache.
+        """Take note that a request got its blocks, the first num_hit_blocks from the device cache.
 
-        Plans to fill what follows with what was fetched for it, as far as the request holds blocks
-        there; tells how many blocks of each tier.
+        Plans to fill the next ones with what was fetched for it; returns how many come from each
+        tier.
         """
         return {}
 
     def committed(self, request: R, blocks: range) -> None:
-        """A step has written these blocks of a running request. Plans to store them."""
+        """Plan to store these blocks of a running request, which a step has written."""
 
     def handover(self, request_id: str) -> Handover | None:
-        """How much of its prompt's KV others can find yet; None without tiers."""
+        """How much of a prompt's KV other servers can find by now; None without tiers."""
         return None
 
     def end_handover(self, request_id: str) -> None:
-        """It is waited for no longer."""
+        """Stop waiting until other servers find a request's KV."""
 
     def handed_over(self) -> Collection[str]:
         """The requests whose handover has begun and not ended."""
         return ()
 
     def forget(self, request: R) -> None:
-        """A request no longer waits for what was fetched for it."""
+        """Drop what was, or is being, fetched for a request that no longer waits for it."""
 
     def plan(self) -> TransferPlan:
         """What the next step moves; `gathered` must follow once it has run."""

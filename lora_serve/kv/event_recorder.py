@@ -60,7 +60,7 @@ class _Block:
 
 
 class KVEventRecorder:
-    """Hears of every change of what can be found, and holds the events until `take`.
+    """Is told of every change of what can be found, and keeps the events until `take`.
 
     notify: as of `TierCopies`.
     """
@@ -98,7 +98,7 @@ class KVEventRecorder:
     # ── versions ────────────────────────────────────────────────────────────────────────────
 
     def name_stands_for(self, name: str, ref: AdapterRef | None) -> None:
-        """A name stands for this version from now on; for None: it was unloaded."""
+        """Take note of the version that a name stands for from now on; None if it was unloaded."""
         old = self._current.pop(name, None)
         if old is not None:
             self._take_back(old)
@@ -123,7 +123,7 @@ class KVEventRecorder:
     # ── the device ──────────────────────────────────────────────────────────────────────────
 
     def stored(self, request: CommittedRequest, index: int, group: int) -> None:
-        """The request's block at this place of its chain can be found from now on."""
+        """Tell that a request's block, at this place of its chain, can be found from now on."""
         namespace, size = request.namespace_of(index), self._block_size
         version = namespace.adapter
         place = request.block_hashes[index], group
@@ -139,7 +139,7 @@ class KVEventRecorder:
             self._tell_stored(version, place, block)
 
     def removed(self, block_hash: BlockHash, group: int) -> None:
-        """A block of the device was forgotten."""
+        """Tell that a block of the device can be found no more."""
         place = block_hash, group
         version = self._version_of.pop(place, None)
         if version is None:
@@ -152,7 +152,7 @@ class KVEventRecorder:
             self._tell_removed([(Medium.GPU, place)])
 
     def cleared(self) -> None:
-        """All blocks of the device are being forgotten, and all of the tiers are to be dropped."""
+        """Tell that no block can be found any more: all are forgotten, in the tiers, too."""
         self._device.clear()
         self._version_of.clear()
         self.tiers.clear()

@@ -21,8 +21,8 @@ Who = TypeVar("Who", bound=Hashable)
 class Fetch(Generic[Who]):
     """One run of a chain: hashes[i] is that of block first_block + i.
 
-    give_up_time: when waiting ends whatever the store does. num_bytes: what it holds, or may
-    come to hold, of the memory for fetched blocks. members: who waited for it and still wants it.
+    give_up_time: when waiting ends whatever the store does. num_bytes: of the memory for fetched
+    blocks, what it takes or may come to take. members: the requests that still want it.
     """
 
     ticket: int
@@ -65,7 +65,10 @@ def _failure(result: FetchResult) -> Cause | None:
 
 
 class Fetches(Generic[Who]):
-    """All fetches in flight or in hand. block_bytes: of each block; max_bytes: bound of all."""
+    """All fetches that are in flight, or have ended and are still wanted.
+
+    block_bytes: of each block. max_bytes: that all may take.
+    """
 
     def __init__(self, block_bytes: int, max_bytes: int) -> None:
         self._block_bytes = block_bytes
@@ -109,7 +112,7 @@ class Fetches(Generic[Who]):
         first_block: int,
         give_up_time: float,
     ) -> Fetch[Who] | None:
-        """A new fetch of as many of `hashes` as there is memory for; None if for none."""
+        """Begin to fetch as many of `hashes` as there is memory for; None if there is none."""
         num_blocks = min(len(hashes), (self._max_bytes - self.num_bytes) // self._block_bytes)
         if num_blocks <= 0:
             return None
@@ -129,7 +132,7 @@ class Fetches(Generic[Who]):
         return fetch
 
     def take_in(self, results: Iterable[FetchResult]) -> list[Fetch[Who]]:
-        """Note results; returns the fetches that ended. One no longer awaited is counted."""
+        """Take in results; returns the fetches that ended. Counts results that none awaits."""
         ended = []
         for result in results:
             fetch = self._in_flight.get(result.ticket)
@@ -145,7 +148,7 @@ class Fetches(Generic[Who]):
         return ended
 
     def give_up(self, now: float) -> list[Fetch[Who]]:
-        """The fetches that the store should have ended by now, and did not: misses."""
+        """End the fetches that the store should have ended by now, as misses; returns them."""
         late = [fetch for fetch in self._in_flight.values() if fetch.give_up_time <= now]
         for fetch in late:
             self._finish(fetch)
@@ -158,7 +161,10 @@ class Fetches(Generic[Who]):
         return self._by_member.get(who)
 
     def forget(self, who: Who) -> int | None:
-        """`who` was admitted or is gone; the ticket to cancel if no other request waits for it."""
+        """Forget a request that was admitted or is gone.
+
+        Returns the ticket to cancel, if no other request waits for that fetch.
+        """
         self._asked.pop(who, None)
         return self._leave(who)
 

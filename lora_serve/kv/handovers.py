@@ -1,4 +1,4 @@
-"""Requests whose prompt another server is to go on with: how much of its KV that one can find yet.
+"""Requests that another server is to go on with: how much of their prompts' KV it can find by now.
 
 A handover begins when a request is admitted, and is over when all blocks of its prompt that can be
 found lie in a tier that other servers look into. How long that is waited for is the caller's.
@@ -59,7 +59,7 @@ class Handovers:
         """Nothing: the other server computes what it does not find."""
 
     def dropped(self, tier: str, drop: Drop) -> None:
-        """Nothing, likewise."""
+        """Nothing, for the same reason."""
 
     # ── from the engine's ───────────────────────────────────────────────────────────────────
 
@@ -74,7 +74,7 @@ class Handovers:
         return handover
 
     def get(self, request_id: str) -> Handover | None:
-        """How far it is by now; None if none has begun."""
+        """The handover as it stands now; None if it has not begun."""
         self._take_in()
         return self._handovers.get(request_id)
 
@@ -82,7 +82,7 @@ class Handovers:
         return self._handovers.keys()
 
     def end(self, request_id: str) -> None:
-        """Wait for it no longer."""
+        """Stop waiting for a request's blocks."""
         handover = self._handovers.pop(request_id, None)
         for block_hash in () if handover is None else handover.missing:
             self._forget(block_hash, request_id)

@@ -25,15 +25,17 @@ class StoredRequest(Protocol):
 
 
 class StorePolicy(Protocol):
+    """Chooses blocks by their place in a request's chain."""
+
     def admitted(self, request: StoredRequest, num_hit_blocks: int) -> Sequence[int]:
-        """Blocks to store of the num_hit_blocks that the device cache had: they lie there."""
+        """Choose which of the first num_hit_blocks, found in the device cache, to store now."""
 
     def committed(self, request: StoredRequest, blocks: range) -> Sequence[int]:
-        """Blocks to store of those that the request has just computed."""
+        """Choose which of the blocks that the request has just computed to store."""
 
 
 class StoreAll:
-    """Store every block once, when it has been computed."""
+    """Stores every block once, when it has been computed."""
 
     def admitted(self, request: StoredRequest, num_hit_blocks: int) -> Sequence[int]:
         return ()
@@ -43,14 +45,17 @@ class StoreAll:
 
 
 class StorePrompts(StoreAll):
-    """Blocks that hold nothing but prompt."""
+    """Stores the blocks that hold tokens of the prompt alone."""
 
     def committed(self, request: StoredRequest, blocks: range) -> Sequence[int]:
         return blocks[: max(0, request.num_prompt_tokens // request.block_size - blocks.start)]
 
 
 class StoreAfterHits:
-    """Blocks that were asked for again min_hits times. Counts the max_counted latest."""
+    """Stores a block once requests have asked for it again min_hits times.
+
+    max_counted: how many blocks it counts for, the latest ones.
+    """
 
     def __init__(self, min_hits: int, max_counted: int = MAX_COUNTED_BLOCKS) -> None:
         self._min_hits = min_hits

@@ -1,4 +1,4 @@
-"""Which blocks this engine has put into its tiers and that are still there, by their versions.
+"""The blocks that this engine has put into its tiers and that are still there, by version.
 
 Tiers report from their threads, in the order in which it happens; the engine's thread takes their
 reports in between two steps. What is about to be dropped counts as gone from the moment at which
@@ -78,7 +78,7 @@ class TierCopies:
             report()
 
     def dropping(self, drop: Drop, tiers: Sequence[str]) -> None:
-        """What `drop` takes is found in none of these tiers from now on."""
+        """Forget the copies that `drop` takes: none of these tiers gives them from now on."""
         self.take_in()
         self._dropping.append((drop, set(tiers)))
         for version, copies in list(self._by_version.items()):

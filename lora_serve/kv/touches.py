@@ -1,7 +1,7 @@
-"""Which prefixes the tiers were told of lately. A hit on the device is no use to them otherwise.
+"""Says when the tiers are to hear that a prefix is in use, which they cannot see for themselves.
 
-A prefix that lives in the device cache is not asked of the tiers, grows old there, and would be
-gone when the device forgets it. Telling is cheap, and once in a while is enough.
+A prefix that lies in the device cache is not asked of the tiers: there it grows old, and may be
+evicted before the device forgets it. To tell them once in a while is cheap, and enough.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class PendingWrites(Generic[Who]):
         return len(self._awaited)
 
     def announce(self, writer: Who, hashes: Sequence[BlockHash]) -> None:
-        """`writer` will compute these blocks. One that another announced stays the other's."""
+        """Note that `writer` will compute these blocks, but for those that another announced."""
         for block_hash in hashes:
             if self._writer.setdefault(block_hash, writer) == writer:
                 self._writes.setdefault(writer, {})[block_hash] = None
@@ -60,7 +60,7 @@ class PendingWrites(Generic[Who]):
         self._awaited[waiter] = block_hash
 
     def written(self, writer: Who, hashes: Sequence[BlockHash]) -> list[Who]:
-        """These blocks are committed; returns the requests that waited for them."""
+        """Note that these blocks are committed; returns the requests that waited for them."""
         woken: list[Who] = []
         for block_hash in hashes:
             if self._writer.get(block_hash) == writer:
@@ -68,7 +68,7 @@ class PendingWrites(Generic[Who]):
         return woken
 
     def withdraw(self, writer: Who) -> list[Who]:
-        """`writer` will not write what it announced; returns the requests that waited for it."""
+        """Take back what `writer` announced; returns the requests that waited for it."""
         woken: list[Who] = []
         for block_hash in list(self._writes.get(writer, ())):
             woken += self._settle(block_hash)

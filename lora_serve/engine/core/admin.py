@@ -1,7 +1,7 @@
 """The calls of operators: adapters come and go, KV is forgotten, steps pause. Each gets one reply.
 
-A load is answered when it is published or has failed, a reset when the tiers have spoken, a pause
-when no request goes on. What a call means for the requests that run is for the scheduler to say.
+A load is answered when it is published or has failed, a reset when the tiers have forgotten, a
+pause when no request goes on. What a call means for running requests, the scheduler decides.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lora_serve.scheduler.scheduler import Scheduler
 
 
 class AdminCalls:
-    """Carries out the calls over one engine's parts. Replies go into `outbox`."""
+    """Carries out operators' calls on one engine's parts. Replies go into `outbox`."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class AdminCalls:
         self._stale_versions = stale_versions
         self._outbox = outbox
         self._resets = PendingResets()
-        self._pauses: list[Pause] = []  # whose end of all steps has yet to come
+        self._pauses: list[Pause] = []  # not answered yet: some request still goes on
 
     @property
     def is_waiting(self) -> bool:

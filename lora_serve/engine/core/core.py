@@ -85,7 +85,7 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         row_costs: RowCosts | None = None,
     ) -> None:
-        """row_costs: of steps that verify guesses; None where they were not measured."""
+        """row_costs: of steps that verify drafts; None where they were not measured."""
         self._config = config
         self._clock = clock
         self._executor = executor
@@ -114,7 +114,7 @@ class EngineCore:
             events.flush()
 
     def _drafting(self, config: SpeculativeConfig, costs: RowCosts | None) -> Drafting | None:
-        """What drafts, if anything does."""
+        """Make what drafts tokens; None where the config asks for no drafts."""
         if not config.max_draft_rows:
             return None
         current = self.adapters.current
@@ -129,14 +129,14 @@ class EngineCore:
 
     @property
     def awaits_threads(self) -> bool:
-        """Whether there is something to wait for: adapters, KV or grammars are on their way."""
+        """Whether adapters, KV or grammars are on their way from other threads."""
         is_loading = self.adapters.is_loading or self.scheduler.num_fetching > 0
         is_waiting = is_loading or self._grammars.is_waiting or self._admin.is_waiting
         return is_waiting or self._held.next_due is not None
 
     @property
     def idle_seconds(self) -> float | None:
-        """How long there is nothing to do for `step`, if `notify` is not called; None for ever."""
+        """How long `step` has nothing to do unless `notify` is called; None: for ever."""
         times = (
             self._connector.next_give_up_time,
             self.adapters.next_due,
@@ -149,11 +149,11 @@ class EngineCore:
         return max(0.0, min(min(known) - self._clock(), LONGEST_NAP_SECONDS)) if known else None
 
     def ready(self) -> EngineReady:
-        """What the API process must know of the model."""
+        """Describe the model, for the API process."""
         return engine_ready(self._model, self._kv.needs)
 
     def take_replies(self) -> list[EngineReply]:
-        """What there is to tell since the last call, outputs of a step as one message."""
+        """Return the replies since the last call; a step's outputs are one message."""
         return self._outbox.take()
 
     def close(self, *, has_failed: bool = False) -> None:
@@ -174,7 +174,7 @@ class EngineCore:
     # ── messages ────────────────────────────────────────────────────────────────────────────
 
     def handle(self, message: EngineMessage) -> None:
-        """Take in one message. Errors of the caller become replies; none escapes."""
+        """Take in one message. A caller's error becomes a reply, and is not raised."""
         match message:
             case EngineRequest():
                 for choice in message.choices:
@@ -223,7 +223,7 @@ class EngineCore:
         )
 
     def _acquire(self, request: GenerateRequest) -> tuple[AdapterRef | NoAdapter, int]:
-        """The version that a request is for, leased, and where in its prompt that begins to act."""
+        """Lease the version that a request is for; with where in its prompt that begins to act."""
         name = request.lora_name
         if name is BASE_MODEL:
             return name, 0
@@ -309,7 +309,7 @@ class EngineCore:
                 request.scheduled_time = self._clock()
 
     def _tell(self, progress: RequestProgress, now: float) -> bool:
-        """Send what a step gave a request; whether its first token is among it."""
+        """Send what a step gave a request; returns whether that has its first token."""
         request = progress.request
         has_begun = bool(progress.new_token_ids) and not request.first_token_time
         if has_begun:

@@ -11,7 +11,7 @@ from lora_serve.step import ModelRunnerOutput, SchedulerOutput
 
 
 class Executor(Protocol):
-    """All ranks, as one."""
+    """All ranks of a model, seen as one."""
 
     def load(self) -> ModelInfo:
         """Load the model and make the KV pool."""
@@ -30,14 +30,14 @@ class Executor(Protocol):
         """
 
     def collect(self) -> ModelRunnerOutput:
-        """What came out of the oldest step that was not collected yet; waits for it."""
+        """Wait for the oldest step that was not collected yet; returns what came out of it."""
 
     def close(self) -> None:
         """End what it has started; no step is submitted after."""
 
 
 def make_executor(config: EngineConfig) -> Executor:
-    """One worker in this very process, and more ranks in others if the model is divided."""
+    """Make a worker in this process, and further ranks in others if the model is divided."""
     # torch is only imported where it computes
     if config.parallel.tensor_parallel_size > 1:
         from lora_serve.worker.rank_process import start_ranks

@@ -33,12 +33,12 @@ class HeldAnswers:
 
     @property
     def next_due(self) -> float | None:
-        """When the first of them goes out, whatever the tiers do; None if there is none."""
+        """When the first output leaves, whatever the tiers do; None if there is none."""
         return next((due for _, due in self._held.values()), None)
 
     @property
     def outputs(self) -> list[EngineOutput]:
-        """Those that wait."""
+        """The outputs that wait."""
         return [output for output, _ in self._held.values()]
 
     def holds(self, request_id: str) -> bool:
@@ -48,7 +48,7 @@ class HeldAnswers:
         self._held[output.request_id] = output, self._clock() + self._seconds
 
     def take_ended(self) -> Iterator[EngineOutput]:
-        """The outputs that need not wait any more, each with how much others can find."""
+        """Give the outputs that need not wait any more, each with how much others can find."""
         if not self._held:
             return
         now = self._clock()

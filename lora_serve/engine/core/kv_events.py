@@ -35,7 +35,10 @@ class Publisher(Protocol):
 
 @dataclass(slots=True)
 class KVEvents:
-    """What is recorded, and to whom it goes."""
+    """A recorder of events, and the publisher that they go to.
+
+    has_lost: a batch found no room, and consumers were not told everything anew since.
+    """
 
     recorder: KVEventRecorder
     publisher: Publisher
@@ -59,7 +62,7 @@ class KVEvents:
 def make_events(
     config: EngineConfig, model: ModelInfo, publisher: EventPublisher, notify: Callable[[], None]
 ) -> KVEvents:
-    """Let the publisher's thread begin, now that the model is known.
+    """Start the publisher's thread, now that the model is known.
 
     notify: called from the tiers' threads when there is something to tell of them.
     """

@@ -28,7 +28,7 @@ Clock = Callable[[], float]
 def make_connector(
     config: KVTierConfig, model: ModelInfo, hasher: BlockHasher, notify: Callable[[], None]
 ) -> KVConnector[Request]:
-    """Over the tiers that `config` names; over none if it names none.
+    """Make the connector over the tiers that `config` names, or over none.
 
     notify: called from the store's threads when a fetch has ended.
 
@@ -50,7 +50,7 @@ def make_connector(
 
 
 class PendingResets:
-    """Calls to forget KV, until the tiers have spoken. Each ends: by them, or by its deadline."""
+    """Replies to calls that forget KV, each until the tiers have answered or its deadline."""
 
     def __init__(self, seconds: float = RESET_SECONDS, clock: Clock = time.monotonic) -> None:
         self._seconds = seconds
@@ -60,7 +60,7 @@ class PendingResets:
 
     @property
     def next_due(self) -> float | None:
-        """When the first of them ends, whatever the tiers do."""
+        """When the first of these calls ends, whatever the tiers do."""
         return next((due for _, _, due in self._pending.values()), None)
 
     def add(self, reply: CallReply, forgetting: Forgetting) -> None:

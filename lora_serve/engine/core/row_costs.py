@@ -32,7 +32,10 @@ _SAMPLE = SampleInput(SamplingParams(temperature=0.0), 0, 1)
 
 
 def make_row_costs(config: EngineConfig, executor: Executor, model: ModelInfo) -> RowCosts | None:
-    """Measured where tokens are guessed, unless not to; what grammars force is worth its rows."""
+    """Measure how long steps take by their rows, if drafts are guessed and the config allows it.
+
+    Otherwise None: tokens that grammars force are worth their rows whatever these cost.
+    """
     speculative = config.speculative
     if not (speculative.is_enabled and speculative.speculative_measure_row_costs):
         return None
