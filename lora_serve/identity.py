@@ -140,7 +140,7 @@ def embeds_digest(rows: bytes | memoryview) -> bytes:
 
 
 def placed_embeds_digest(rows: bytes | memoryview, places: Sequence[int]) -> bytes:
-    """The same where rows do not stand at the beginning of the block alone.
+    """Digest of a block's embedding rows that do not all stand at its beginning.
 
     places: numbers that say where each row stands. Their bytes and the digest's are never as many
     as rows have, so no rows have this digest as theirs.

@@ -126,7 +126,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return min(ids), max(ids)
 
     def with_num_logprobs(self, vocab_size: int) -> SamplingParams:
-        """The same, where logprobs are as many as -1, or logprob_token_ids, ask for."""
+        """These params with as many logprobs as -1, or logprob_token_ids, ask for."""
         counts = (self.logprobs, self.prompt_logprobs)
         if self.logprob_token_ids:
             counts = (len(self.logprob_token_ids), self.prompt_logprobs)
@@ -136,7 +136,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return msgspec.structs.replace(self, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
     def with_end(self, max_tokens: int | None, reasoning: ReasoningTokens | None) -> SamplingParams:
-        """The same with another end; what was made of the other fields is kept.
+        """These params with another end; what was made of the other fields is kept.
 
         To be called on what has been verified.
         """

@@ -27,7 +27,7 @@ class SeenTokens(msgspec.Struct, frozen=True, gc=False):
     num_drawn: array[int]
 
     def and_drawn(self, token_id: int) -> SeenTokens:
-        """The same when the answer has one more."""
+        """These tokens, once the answer has one more."""
         token_ids, num_drawn = self.token_ids[:], self.num_drawn[:]
         places = np.flatnonzero(np.asarray(self.token_ids) == token_id)
         if not len(places):

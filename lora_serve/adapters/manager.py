@@ -154,7 +154,7 @@ class AdapterManager:
         return self._registry.info(ref, is_resident=self.is_resident(ref))
 
     def invocation_tokens(self, ref: AdapterRef) -> tuple[int, ...]:
-        """Those of a version that is current or leased, as `AdapterCheckpoint` has them."""
+        """The invocation tokens of a version that is current or leased."""
         return self._registry.invocation_tokens(ref)
 
     def infos(self) -> list[AdapterInfo]:

@@ -187,7 +187,7 @@ class AdapterRegistry:
         return self._versions[ref].facts.path
 
     def invocation_tokens(self, ref: AdapterRef) -> tuple[int, ...]:
-        """Those of a version that is current or leased, as `AdapterCheckpoint` has them."""
+        """The invocation tokens of a version that is current or leased."""
         return self._versions[ref].facts.invocation_tokens
 
     @property

@@ -243,7 +243,7 @@ _DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def surely_kept(found: Iterable[RowsInFile]) -> list[RowsInFile]:
-    """Those of which it is known before they are read that they take memory."""
+    """The rows that take memory, whatever reading them shows."""
     return [rows for rows in found if rows.kind is not RowsKind.BASE]
 
 

@@ -23,7 +23,7 @@ class Spread:
 
     @classmethod
     def of_seconds(cls, values: Sequence[float]) -> Spread | None:
-        """None if there are no values."""
+        """The spread of these values; None if there are none."""
         if not values:
             return None
         ordered = sorted(1e3 * value for value in values)

@@ -83,7 +83,7 @@ def make_workload(spec: WorkloadSpec) -> tuple[TimedRequest, ...]:
 
 
 def draw_requests(spec: WorkloadSpec) -> Iterator[TimedRequest]:
-    """The same requests one after another, for workloads whose prompts are too many to be kept."""
+    """Draw the requests one after another, for workloads with too many prompts to keep."""
     arrivals = _arrivals(spec)
     adapters = draw_adapters(spec, _stream(spec, "adapters"))
     prompts = _prompts(spec)

@@ -92,7 +92,7 @@ class AnswerFormat:
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """Those that must stay in an answer's text."""
+        """The special tokens that must stay in an answer's text."""
         reasoning = self.reasoning.special_tokens if self.reasoning is not None else ()
         if self.tools is None or not self.schemas or self.is_forced:
             return reasoning

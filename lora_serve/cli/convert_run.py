@@ -139,7 +139,7 @@ def _read(adapter: str, base: Base, rank: int) -> AdapterCheckpoint:
 
 
 def _carried_rows(adapter: str, vocabulary: Vocabulary | None) -> CarriedRows:
-    """Those that stand for themselves, whatever method the projections have."""
+    """The rows that are stored as they are, whatever method the projections have."""
     if vocabulary is None:
         return CarriedRows()
     found = stored_rows(adapter, vocabulary)

@@ -89,7 +89,7 @@ class Watch:
             raise RemoteError(f"{error}; {hint}", error.status) from error
 
     def _requests(self) -> list[dict[str, object]] | None:
-        """None where it is another server, or one that does not tell this key."""
+        """The server's requests; None if it is no lora-serve, or does not tell them to this key."""
         try:
             listed = self._remote.get(f"/v1/requests?limit={MOST_ROWS}").json()
             return [dict(request) for request in listed["data"]]

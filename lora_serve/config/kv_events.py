@@ -88,7 +88,7 @@ class KVEventsConfig:
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """Those that are given, by their names."""
+        """The endpoints that are given, by their names."""
         endpoints = {"endpoint": self.kv_events_endpoint}
         if self.kv_events_replay_endpoint is not None:
             endpoints["replay_endpoint"] = self.kv_events_replay_endpoint

@@ -22,7 +22,7 @@ class RankPlace:
         )
 
     def all(self) -> list[RankPlace]:
-        """Those of all ranks."""
+        """The places of all ranks."""
         return [RankPlace(rank, self.world_size) for rank in range(self.world_size)]
 
 

@@ -44,7 +44,7 @@ def binds_at(endpoint: str) -> bool:
 
 
 def open_endpoints(config: KVEventsConfig) -> list[str]:
-    """Those that are bound where other machines may reach them."""
+    """The endpoints that other machines may reach."""
     endpoints = config.endpoints
     bound = [one for name, one in endpoints.items() if name != "endpoint" or binds_at(one)]
     return [one for one in bound if one.startswith(_TCP) and not is_loopback(_host(one))]

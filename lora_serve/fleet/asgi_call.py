@@ -34,7 +34,7 @@ async def answer_of(
 
 
 async def whole_answer(app: ASGIApp, head: RequestHead, body: bytes, begin: Begin) -> WholeAnswer:
-    """The same at once."""
+    """Answer as `answer_of` does, but with the whole answer at once."""
     parts = [part async for part in answer_of(app, head, body, begin)]
     answered = parts[0]
     assert isinstance(answered, AnswerHead), "an answer begins with its head"

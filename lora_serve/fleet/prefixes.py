@@ -42,7 +42,7 @@ class PrefixMemory:
         return len(self._replicas)
 
     def replicas(self, prefix: bytes) -> tuple[str, ...]:
-        """Those that were sent this very prefix, the last one first."""
+        """The replicas that were sent this very prefix, the last one first."""
         return self._replicas.get(prefix, ())
 
     def lengths(self, root: bytes, hashes: Sequence[bytes]) -> dict[str, int]:

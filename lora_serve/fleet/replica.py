@@ -100,7 +100,7 @@ class Replica:
             yield part
 
     async def answer_whole(self, head: RequestHead, body: bytes) -> WholeAnswer:
-        """The same at once."""
+        """Answer as `answer` does, but with the whole answer at once."""
         return await whole_answer(self._app, head, body, self._begin)
 
     async def stats(self) -> Stats:

@@ -166,7 +166,7 @@ class CalledAtOnce:
 
 
 def named_versions(document: Mapping[str, Any]) -> set[str]:
-    """Those that an answer says to be from: none where it was aborted before it began."""
+    """The versions that an answer names: none if it was aborted before it began."""
     return set(filter(None, document["system_fingerprint"].split(",")))
 
 

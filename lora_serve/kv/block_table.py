@@ -20,5 +20,5 @@ class BlockTable:
 
     @property
     def seen_block_ids(self) -> array[int]:
-        """Those that tokens yet to be computed see: the ones that the request refers to."""
+        """The blocks that tokens yet to be computed see: the ones that the request refers to."""
         return self.block_ids[self.num_unseen :]

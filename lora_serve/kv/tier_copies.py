@@ -24,7 +24,7 @@ MEMORY_TIERS = frozenset({"ram"})  # others may be looked into by other replicas
 
 @dataclass(slots=True, eq=False)
 class _Copies:
-    """Those of one version. tiers: by copy, which tiers of that medium hold it; never empty."""
+    """The copies of one version. tiers: by copy, the tiers of that medium with it; never none."""
 
     namespace: TierNamespace  # one of the version's; they differ in their salts
     tiers: dict[Copy, set[str]] = field(default_factory=dict)

@@ -93,7 +93,7 @@ def _tell_no_one() -> None:
 
 
 class TieredConnector(KVConnector[R]):
-    """Over a store. `clock` is time.monotonic's, which the store's deadlines follow, too.
+    """The connector over a store. clock: time.monotonic, which the store's deadlines follow, too.
 
     model: fingerprint of the model, whose KV alone is ever dropped.
     """
@@ -333,7 +333,7 @@ def tier_namespaces(
 
 
 def _prompt_hashes(request: TieredRequest) -> list[BlockHash]:
-    """Those of the prompt's blocks that a request of the same prompt may find."""
+    """The hashes of the prompt's blocks that a request with the same prompt may find."""
     return request.block_hashes[: (request.num_prompt_tokens - 1) // request.block_size]
 
 

@@ -25,7 +25,7 @@ ExpertChanges = Sequence[tuple[int, int, ExpertAdapters]]
 
 
 class ExpertDeltas:
-    """Those of one layer. changes: at least one. chosen: of all rows, (T, K)."""
+    """The deltas of one layer's experts. changes: at least one. chosen: of all rows, (T, K)."""
 
     def __init__(self, ops: Ops, changes: ExpertChanges, chosen: ChosenExperts) -> None:
         plan = ops.plan_pairs or partial(_plan_on_host, ops)

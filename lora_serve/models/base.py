@@ -210,7 +210,7 @@ class ModelSpec(Protocol):
         """The linear layers that adapters may change, in the order of their index."""
 
     def expert_linears(self) -> Sequence[LinearLayout]:
-        """Those of experts that rows choose, of each expert in the order of their index."""
+        """The linear layers of experts that rows choose, expert after expert."""
 
     def vocabulary(self) -> Vocabulary | None:
         """The matrices of which adapters may change rows; None if they may not.

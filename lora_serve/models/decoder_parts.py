@@ -42,7 +42,7 @@ class DecoderParts:
 
     @property
     def heads(self) -> HeadLayout:
-        """Those of this rank."""
+        """The heads of this rank."""
         shape, place = self.shape, self._place
         return HeadLayout(
             len(shape.heads.queries(place)),

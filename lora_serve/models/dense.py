@@ -226,7 +226,7 @@ class _LayerBuilder:
         )
 
     def _sinks(self) -> Tensor | None:
-        """Those of this rank's heads."""
+        """The sinks of this rank's heads."""
         if not self._spec.has_sinks:
             return None
         whole = self._weights.take(f"{self._spec.named_layer(self._layer)}.{_SINKS}")

@@ -79,7 +79,7 @@ def read_ropes_by_kind(
     windowed_key: str,
     default_windowed_theta: float,
 ) -> tuple[RopeSpec, RopeSpec]:
-    """Those of layers without and with a window: by layer type, or in older keys.
+    """Read the ropes of layers without and with a window: by layer type, or in older keys.
 
     Older configs scale layers without a window alone. windowed_key: names the others' base there.
     """

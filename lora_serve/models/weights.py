@@ -57,7 +57,7 @@ class TensorSource(Protocol):
         """Tensors that will be read, about in this order."""
 
     def files(self) -> frozenset[Path] | None:
-        """Those that say what the tensors are; None if that is not known, or there are none."""
+        """The files that say what the tensors are; None if that is not known, or there are none."""
 
 
 class Checkpoint:
@@ -288,5 +288,5 @@ class WeightReader:
         return weight
 
     def digest(self) -> bytes:
-        """Over names, dtypes, shapes and bytes of all tensors given so far."""
+        """SHA-256 over names, dtypes, shapes and bytes of all tensors given so far."""
         return framed(*(framed(name.encode(), self.digests[name]) for name in sorted(self.digests)))

@@ -185,7 +185,7 @@ class WaitingQueue:
 
     @property
     def adapters(self) -> list[AdapterRef]:
-        """Those that requests wait for."""
+        """The adapters that requests wait for."""
         return list(self._groups)
 
     def add(self, request: Request) -> None:

@@ -240,7 +240,7 @@ class Request:
         return _with_token(mask, reasoning.start, self.allowed)
 
     def constrained_token_ids(self, num_new: int) -> tuple[int, ...]:
-        """Those of the newest tokens that the grammar constrains."""
+        """The newest tokens, as far as the grammar constrains them."""
         if self.grammar_start is None:
             return ()
         return tuple(self.token_ids[max(self.grammar_start, self.num_tokens - num_new) :])

@@ -68,10 +68,10 @@ class SharedKV:
         return woken
 
     def withdraw(self, request: Request) -> list[Request]:
-        """Nothing more is offered by this request; returns who waited for it."""
+        """Take back what this request announced; returns the requests that waited for it."""
         return self.writers.withdraw(request)
 
     def forget(self, request: Request) -> None:
-        """Nothing more is wanted by this request."""
+        """Drop what this request waited for, or was given."""
         self.writers.stop_waiting(request)
         self._connector.forget(request)

@@ -140,7 +140,7 @@ class GgufVocabulary:
         return self.tokens[token_id]
 
     def end_token_ids(self) -> list[int]:
-        """Those that end an answer."""
+        """The tokens that end an answer."""
         texts = {self.special(purpose) for purpose in _END_TOKENS} | _END_TEXTS
         return [
             token_id

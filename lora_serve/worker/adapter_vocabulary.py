@@ -15,9 +15,9 @@ from lora_serve.ops.contract import Ops
 
 @dataclass(frozen=True, slots=True)
 class VocabularyReader:
-    """On one rank, of whose shares everything is. upload: brings a tensor to the device, rounded.
+    """Reads what an adapter changes of one rank's share of the vocabulary.
 
-    embedding, head: the matrices' names.
+    upload: brings a tensor to the device, rounded. embedding, head: the matrices' names.
     """
 
     ops: Ops

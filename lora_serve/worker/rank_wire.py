@@ -168,7 +168,7 @@ def _screened(bitmask: bytes | None) -> SampleInput:
 
 
 def _masks(samples: Sequence[SampleInput]) -> list[bytes | None] | None:
-    """None where there is a sample that no screen may find."""
+    """The bitmasks of samples; None if there is a sample that no screen may find."""
     if all(sample.is_screenable for sample in samples):
         return [sample.bitmask for sample in samples]
     return None

@@ -47,7 +47,7 @@ class RunnerSettings:
     def recorder(
         self, model: LoadedModel, layout: KVLayout, kv_caches: Sequence[Tensor]
     ) -> StepRecorder | None:
-        """None where steps are not to be recorded, or cannot be."""
+        """Make the recorder of steps; None if they are not to be recorded, or cannot be."""
         plans = model.ops.graph_plans
         if plans is None or self.enforce_eager:
             return None

@@ -168,7 +168,7 @@ def _leaves_any(request: Request, mask: bytes, drafts: Sequence[int] = ()) -> bo
 
 
 def _drawable(request: Request, drafts: MaskedDrafts | None) -> MaskedDrafts | None:
-    """Those of the drafts, the first ones, that may be drawn, and behind which a token may be.
+    """The first drafts, as far as each may be drawn, and a token behind it.
 
     Their masks are what both the grammar and the client allow.
     """

@@ -152,5 +152,5 @@ class EventPublisher:
 
 
 def open_publisher(config: KVEventsConfig) -> EventPublisher | None:
-    """None where no events are asked for. Raises ConfigError, naming an endpoint."""
+    """Make the publisher, if events are asked for. Raises ConfigError, naming an endpoint."""
     return EventPublisher(config) if config.is_enabled else None

@@ -105,12 +105,12 @@ class AdmissionControl:
         group.num_requests = group.num_tokens = 0
 
     def note_output(self, request_id: str) -> None:
-        """It has got its first output, or a further one, so it does not wait any more."""
+        """Note that a request has got an output, so that it waits no more."""
         if self._stop_waiting(request_id):
             self._first_outputs.append(self._clock())
 
     def note_gone(self, request_id: str) -> None:
-        """It has ended, or its caller has left."""
+        """Note that a request has ended, or that its caller has left."""
         self._growing.discard(request_id)
         self._stop_waiting(request_id)
 

@@ -38,7 +38,7 @@ class EngineProcess:
 
     @property
     def pid(self) -> int | None:
-        """None until it was spawned, and when it was closed."""
+        """The process id; None until the process is spawned, and once it is closed."""
         return None if self._is_closed else self._process.pid
 
     @property
@@ -48,7 +48,7 @@ class EngineProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative for the signal that ended it."""
+        """The exit code; None while the process runs, negative for the signal that ended it."""
         return self._exit_code if self._is_closed else self._process.exitcode
 
     def begin_check(self, config: EngineConfig) -> None:

@@ -13,7 +13,7 @@ FIRST_CALL = 2 * 10**7  # call ids beside those of other calls
 
 
 class RandomPauses:
-    """At most one pause at a time. In most traces there is none, so that they are as dense."""
+    """Makes pauses, one at a time, in some traces; the others stay as dense as they are."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng

@@ -17,7 +17,7 @@ def format_named(name: str) -> CheckpointFormat:
 
 
 def formats_for(load_format: str) -> tuple[CheckpointFormat, ...]:
-    """Those that --load-format allows, the most common first."""
+    """The formats that --load-format allows, the most common first."""
     names = (load_format,) if load_format in CHECKPOINT_FORMATS else CHECKPOINT_FORMATS
     return tuple(map(format_named, names))
 

@@ -32,7 +32,7 @@ Piece = tuple[int, int]  # offset or address, and bytes
 
 
 class UnreadableFileError(Exception):
-    """It is no whole file of packed weights."""
+    """Raised for what is no whole file of packed weights."""
 
 
 class KeptTable(msgspec.Struct, frozen=True):

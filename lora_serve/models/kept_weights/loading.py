@@ -94,7 +94,7 @@ class Loading:
     def _of_kept(
         self, cache: WeightsCache, key: str, packing: KeptPacking
     ) -> tuple[Model, WeightReader] | None:
-        """None where nothing was kept, or not this."""
+        """What was kept of this model; None if nothing was."""
         num_bytes = cache.size_of(key)
         if not num_bytes:
             return None

@@ -28,7 +28,7 @@ Packed = TypeVar("Packed", bound=_HasParts | None)
 
 
 class CpuPacking:
-    """Also `KeptPacking`. Weights are contiguous; they are copied."""
+    """Packs weights, which are contiguous, by copying them. It is a `KeptPacking`, too."""
 
     def __init__(self, native: Backend) -> None:
         self._native = native

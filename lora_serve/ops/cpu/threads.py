@@ -45,7 +45,7 @@ def physical_cores(cpus: Iterable[int], root: Path = ROOT) -> list[int]:
 
 
 def cores_of(cpus: Iterable[int], root: Path = ROOT) -> tuple[tuple[int, ...], ...]:
-    """Those of `cpus` that lie on each physical core, ascending."""
+    """Group `cpus` by the physical core that they lie on, ascending."""
     cores: dict[str, list[int]] = {}
     for cpu in sorted(cpus):
         path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
@@ -90,7 +90,7 @@ def _text(path: Path) -> str:
 
 
 def allowed_cpus() -> set[int]:
-    """Those that the system may run the calling thread on."""
+    """The CPUs that the system may run the calling thread on."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))

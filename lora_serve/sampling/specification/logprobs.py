@@ -43,7 +43,7 @@ def row_logprobs(
     as_logits: bool = False,
     listed: Sequence[int] = (),
 ) -> TokenLogprobs:
-    """The same for one row, (V); with the listed tokens for the most likely, if any.
+    """The logprobs of one row, (V); with the listed tokens in place of the most likely, if any.
 
     Tokens of equal logit share a rank; NaN counts as -inf.
     """

@@ -66,5 +66,5 @@ def many_random_bits(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDAr
 
 
 def uniform(seed: int, position: int) -> float:
-    """The same as a multiple of 2**-53 in [0, 1)."""
+    """The random number as a multiple of 2**-53 in [0, 1)."""
     return random_bits(seed, position) * 2.0**-RANDOM_BITS

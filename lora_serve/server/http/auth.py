@@ -83,7 +83,7 @@ class KeyRing:
         ]
 
     def reload_or_keep(self) -> None:
-        """The same, where errors go to the log."""
+        """Reload, with errors going to the log."""
         try:
             self.reload()
         except ConfigError as error:

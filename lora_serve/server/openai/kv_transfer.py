@@ -41,7 +41,7 @@ FLAGS = ("do_remote_decode", "do_remote_prefill")
 
 
 def parse_kv_transfer(value: object) -> KVTransfer | None:
-    """None where nothing is asked for. Raises ValueError."""
+    """Read what is asked for; None if nothing is. Raises ValueError."""
     if value is None:
         return None
     if not isinstance(value, dict):

@@ -41,7 +41,7 @@ HEADERS = {
 
 @cache
 def ui_router() -> APIRouter:
-    """The same for all applications of a process."""
+    """The page's router, one for all applications of a process."""
     router = APIRouter()
     router.add_api_route(UI_PATH, _answering(UIFile(PAGE)))
     for file in UI_FILES:
