@@ -46,9 +46,9 @@ class NativeSampler:
         choices = [_choice(item, arrays) for item in inputs]
         rows = self._rows(logits, choices)
         for place, item in enumerate(inputs):
-            is_changed = self._mode.changes(item, logits.shape[1])
-            tells_other = is_changed or item.params.logprob_token_ids
-            if item.params.logprobs is not None and tells_other:
+            if item.params.logprobs is None:
+                continue
+            if item.params.logprob_token_ids or self._mode.changes(item, logits.shape[1]):
                 rows[place] = self._told_row(logits[place], item, rows[place][0])
         return HostSamplerOutput(
             [

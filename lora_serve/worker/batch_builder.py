@@ -21,7 +21,7 @@ from lora_serve.layers.expert_lora import ExpertAdapters
 from lora_serve.layers.vocabulary import EmbeddingChange
 from lora_serve.ops.contract import AttentionPlan, LoRAPlan, Ops, PackedAdapter
 from lora_serve.step import ScheduledRequest
-from lora_serve.worker.batch_rows import BatchRows, Outputs, PendingTokens
+from lora_serve.worker.batch_rows import BatchRows, Outputs, PendingTokens, as_tensor
 from lora_serve.worker.device import Device
 
 T = TypeVar("T")
@@ -129,9 +129,9 @@ class BatchBuilder:
         )
 
     def _attention_of(self, rows: BatchRows | Outputs, block_tables: Tensor) -> AttentionPlan:
-        query_start_loc = torch.tensor(rows.query_start_loc, dtype=torch.int32)
+        starts = as_tensor(rows.query_start_loc, np.int32)
         return self._ops.attention.plan_attention(
-            query_start_loc, rows.seq_lens, block_tables, self._block_size
+            starts, rows.seq_lens, block_tables, self._block_size
         )
 
     def _lora_of(self, rows: BatchRows | Outputs) -> LoRAPlan | None:
@@ -251,7 +251,7 @@ def _adapter_key(request: ScheduledRequest) -> bytes:
 
 
 def _seq_lens(members: Sequence[ScheduledRequest]) -> Tensor:
-    return torch.from_numpy(np.array([member.end for member in members], np.int32))
+    return as_tensor([member.end for member in members], np.int32)
 
 
 def _segments(

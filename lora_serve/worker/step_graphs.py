@@ -13,6 +13,7 @@ import bisect
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from lora_serve.layers.batch import ForwardBatch
 from lora_serve.ops.contract import StepPlans
 from lora_serve.ops.recorded_steps import Record, RecordedWork
 from lora_serve.worker.batch_builder import by_layer
-from lora_serve.worker.batch_rows import BatchRows, PendingTokens
+from lora_serve.worker.batch_rows import BatchRows, PendingTokens, as_tensor
 from lora_serve.worker.device import Device
 
 _PADDING_SLOT = -1
@@ -76,8 +77,7 @@ def _ending_with(most: int, sizes: Sequence[int]) -> tuple[int, ...]:
     return (*(size for size in sizes if size < most), most)
 
 
-@dataclass(frozen=True, slots=True)
-class StepKind:
+class StepKind(NamedTuple):
     """What steps must have in common to be one recording with other numbers."""
 
     is_decode: bool
@@ -254,9 +254,9 @@ class GraphBuffers:
         self._device.fill(self._columns, torch.from_numpy(columns))
         if pending is not None:
             pending.put_into(self._columns[0])
-        query_start_loc = torch.tensor(rows.query_start_loc, dtype=torch.int32)
+        starts = as_tensor(rows.query_start_loc, np.int32)
         for plan, block_tables in zip(self._attention, rows.block_tables, strict=True):
-            self._plans.fill_attention_plan(plan, query_start_loc, rows.seq_lens, block_tables)
+            self._plans.fill_attention_plan(plan, starts, rows.seq_lens, block_tables)
         if self._lora is not None:
             self._plans.fill_lora_plan(self._lora, rows.segments)
 
