@@ -98,7 +98,7 @@ def _say_what_is_to_be_served(engine: EngineConfig, server: ServerConfig, what: 
 
 
 def _refuse_flags_without_replicas(args: argparse.Namespace, fleet: FleetConfig) -> None:
-    """Whoever says how many replicas there may be, or which answers, expects that there are some.
+    """Refuse flags that say how many replicas there may be, or which answers, without any.
 
     Raises:
         ConfigError: there are none.
