@@ -64,6 +64,7 @@ class AdapterCheckpoint:
     invocation_tokens: it acts from where these last begin in a prompt; from the first token on if
         there are none.
     token_rows: at most one of each matrix; modules are added to what stands there then.
+    ignored: names of tensors of the file that are no part of it, as PEFT reads its config.
     """
 
     path: str
@@ -75,3 +76,4 @@ class AdapterCheckpoint:
     invocation_tokens: tuple[int, ...] = ()
     token_rows: tuple[TokenRows, ...] = ()
     biases: tuple[ModuleBias, ...] = ()
+    ignored: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ All of the header is checked before a tensor is read. Knows nothing of directori
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lora_serve.adapter_checkpoint import LoRAModule, ModuleBias, RawTensor, TokenRows
@@ -15,6 +15,7 @@ from lora_serve.adapters.experts import (
     check_all_experts,
     experts_of,
     find_fused,
+    is_of_all_experts,
     is_of_experts,
 )
 from lora_serve.adapters.findings import listed, shown
@@ -33,6 +34,12 @@ _TENSOR_NAME = re.compile(
     r"(?:base_model\.model\.)?(.+)\.lora_(?:([AB])\.weight|embedding_([AB]))", re.DOTALL
 )
 
+# What PEFT makes with a module's LoRA. Rows of tokens have a `base_layer`, too, which is another's.
+_OWN_NAME = re.compile(
+    r"(?:base_model\.model\.)?(.+?)\.(?:lora_\w+(?:\.\w+)?|(?<!\.token_adapter\.)base_layer\.\w+)",
+    re.DOTALL,
+)
+_BIAS_OF_B = ".lora_B.bias"
 _BIAS_NAME = re.compile(r"(?:base_model\.model\.)?(.+?)(\.lora_B|\.base_layer)?\.bias", re.DOTALL)
 
 Shapes = Mapping[str, tuple[int, int]]
@@ -65,12 +72,16 @@ class Adaptable:
 
 @dataclass(frozen=True, slots=True)
 class AdapterTensors:
-    """What an adapter consists of. stored_rows: all in the file, also those that change nothing."""
+    """What an adapter consists of. stored_rows: all in the file, also those that change nothing.
+
+    ignored: tensors that PEFT leaves out when it loads the file, too.
+    """
 
     modules: tuple[LoRAModule, ...] = ()
     biases: tuple[ModuleBias, ...] = ()
     token_rows: tuple[TokenRows, ...] = ()
     stored_rows: tuple[tuple[RowsInFile, RawTensor], ...] = ()
+    ignored: tuple[str, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -84,7 +95,7 @@ class FoundTensors:
     """What a header says. pairs: tensors' names by module and side ("A", "B").
 
     biases: names of projections and whether it is lora_B's, by the tensors' names. fused: of all
-    experts of a layer.
+    experts of a layer. ignored: names of tensors that are not among them, as in AdapterTensors.
     """
 
     specs: Mapping[str, TensorSpec]
@@ -92,6 +103,7 @@ class FoundTensors:
     biases: Mapping[str, tuple[str, bool]]
     rows: tuple[RowsInFile, ...]
     fused: tuple[FusedLoRA, ...] = ()
+    ignored: tuple[str, ...] = ()
 
     @property
     def changes_linears(self) -> bool:
@@ -127,6 +139,7 @@ def read_tensors(
         ),
         token_rows,
         tuple((rows, tensors[rows.tensor]) for rows in found.rows),
+        found.ignored,
     )
 
 
@@ -134,9 +147,11 @@ def check_tensors(
     file: TensorFile, settings: LoRASettings, adaptable: Adaptable, findings: list[str]
 ) -> FoundTensors | None:
     """Check what the file's header says; what is wrong is appended to `findings`."""
-    specs = file.read_header(findings)
-    if specs is None:
+    header = file.read_header(findings)
+    if header is None:
         return None
+    ignored = _ignored(header, settings, findings)
+    specs = {name: spec for name, spec in header.items() if name not in ignored}
     rows = find_rows(specs, settings, adaptable.vocabulary, findings)
     biases = _biases(specs, adaptable.lora_modules, settings, findings)
     layers = experts_of(adaptable.lora_modules)
@@ -149,7 +164,7 @@ def check_tensors(
     check_all_experts(pairs, layers, findings)
     _check_once(pairs, fused, findings)
     if not specs:
-        findings.append("it holds no tensor, so it would be the base model under another name")
+        findings.append(_nothing_left(sorted(ignored)))
     unmatchable = settings.unmatchable(len(pairs))
     findings += [
         f"{name}: its patterns are too complex to match with {len(pairs)} modules; simplify them"
@@ -171,7 +186,29 @@ def check_tensors(
     without = sorted({n for n, is_of_b in biases.values() if is_of_b and n not in pairs})
     if without:
         findings.append(f"biases of lora_B without its weight: {listed(without)}")
-    return FoundTensors(specs, pairs, biases, rows, tuple(fused))
+    return FoundTensors(specs, pairs, biases, rows, tuple(fused), tuple(sorted(ignored)))
+
+
+def _ignored(specs: Iterable[str], settings: LoRASettings, findings: list[str]) -> frozenset[str]:
+    """The tensors of modules, or of biases of lora_B, that PEFT does not make by this config."""
+    matches = {name: _OWN_NAME.fullmatch(name) for name in specs if not is_of_all_experts(name)}
+    modules = {name: match[1] for name, match in matches.items() if match is not None}
+    without = settings.targets.without_lora(set(modules.values()), findings)
+    return frozenset(
+        name
+        for name, module in modules.items()
+        if module in without or (name.endswith(_BIAS_OF_B) and not settings.lora_bias)
+    )
+
+
+def _nothing_left(ignored: Sequence[str]) -> str:
+    if not ignored:
+        return "it holds no tensor, so it would be the base model under another name"
+    return (
+        f"none of its {len(ignored)} tensors is of a module that its config gives LoRA (by "
+        "target_modules, exclude_modules, layers_to_transform, modules_to_save or lora_bias), so "
+        f"PEFT would leave them out: {listed(ignored)}"
+    )
 
 
 def _biases(

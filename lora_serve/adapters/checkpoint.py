@@ -1,8 +1,8 @@
 """Reads a PEFT LoRA checkpoint: checks all of it, then holds exactly the bytes it digested.
 
 An adapter that needs more than `y += scale * (x @ a.T) @ b.T` and rows of embeddings and LM head is
-refused, with all findings at once; no part of it is ever ignored in silence. Knows nothing of
-names, versions or memory, and touches no tensor.
+refused, with all findings at once. Only what PEFT ignores is ignored, and never in silence. Knows
+nothing of names, versions or memory, and touches no tensor.
 """
 
 from __future__ import annotations
@@ -202,6 +202,7 @@ def _read(directory: AdapterDirectory, adaptable: Adaptable) -> AdapterCheckpoin
         invocation_tokens=settings.invocation_tokens,
         token_rows=tensors.token_rows,
         biases=tensors.biases,
+        ignored=tensors.ignored,
     )
 
 

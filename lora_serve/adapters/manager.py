@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
+from lora_serve.adapters.findings import listed
 from lora_serve.adapters.lanes import LoadJob
 from lora_serve.adapters.loader import Loader, LoadResult
 from lora_serve.adapters.registry import AdapterRegistry, adapter_info
@@ -244,6 +245,8 @@ class AdapterManager:
     def _end_load(self, call: LoadAdapter, result: LoadResult) -> AdapterInfo | LoraServeError:
         if isinstance(result.outcome, LoraServeError):
             return result.outcome
+        if result.outcome.ignored:
+            _warn_of_ignored(call, result.outcome.ignored)
         if call.is_examined:
             return _examined(call, result.outcome)
         try:
@@ -298,6 +301,15 @@ def _examined(call: LoadAdapter, checkpoint: AdapterCheckpoint) -> AdapterInfo:
     """What the name would stand for, had it been loaded."""
     ref = AdapterRef(call.lora_name, checkpoint.digest, call.generation)
     return adapter_info(ref, checkpoint, pinned=call.pinned)
+
+
+def _warn_of_ignored(call: LoadAdapter, names: Sequence[str]) -> None:
+    logger.warning(
+        "lora adapter '%s' (%s): %d tensors are ignored, as PEFT ignores them, because the config "
+        "gives their modules no LoRA (target_modules, exclude_modules, layers_to_transform, "
+        "modules_to_save, lora_bias): %s; correct the config if they should act",
+        *(call.lora_name, call.lora_path, len(names), listed(names)),
+    )
 
 
 def _reload_error(ref: AdapterRef, result: LoadResult) -> LoraServeError | None:

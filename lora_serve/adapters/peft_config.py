@@ -14,6 +14,7 @@ from typing import Generic, TypeGuard, TypeVar, cast
 
 from lora_serve.adapters.findings import listed, shown
 from lora_serve.adapters.patterns import ModulePatterns, compile_patterns
+from lora_serve.adapters.target_modules import TargetModules, parse_targets
 from lora_serve.errors import AdapterFormatError
 
 T = TypeVar("T")
@@ -34,6 +35,11 @@ HONOURED = frozenset(
         "modules_to_save",
         "trainable_token_indices",
         "target_parameters",
+        "target_modules",
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
+        "ensure_weight_tying",
         "peft_version",
     }
 )
@@ -44,14 +50,10 @@ HARMLESS = frozenset(
         *("task_type", "auto_mapping", "revision"),
         # how it was trained, or how PEFT itself would run it
         *("inference_mode", "lora_dropout", "runtime_config", "merge_weights", "megatron_core"),
-        # which modules it has: the tensors say so
-        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
         # the base model's layout, which changes how PEFT merges, not what A and B are
         "fan_in_fan_out",
         # details of what another setting switches on
         *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size"),
-        # about embeddings and heads, which show as tensors
-        "ensure_weight_tying",
     }
 )
 
@@ -135,7 +137,8 @@ class LoRASettings:
     invocation_tokens: as of `AdapterCheckpoint`.
     modules_to_save: names, or ends of names, of modules that were copied and trained.
     trainable_tokens: the same of matrices of which some rows were, and which; "": the embeddings.
-    target_parameters: the same of parameters of experts. peft_version: None if it is not told.
+    target_parameters: the same of parameters of experts. targets: the modules that have LoRA.
+    lora_bias: whether lora_B has biases. peft_version: None if it is not told.
     """
 
     rank: int = _RANK.default
@@ -148,6 +151,8 @@ class LoRASettings:
     modules_to_save: tuple[str, ...] = ()
     trainable_tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
     target_parameters: tuple[str, ...] = ()
+    targets: TargetModules = field(default_factory=TargetModules)
+    lora_bias: bool = False
     peft_version: tuple[int, int, int] | None = None
 
     def rank_of(self, module: str) -> int:
@@ -177,6 +182,7 @@ def parse_settings(config: Mapping[str, object], findings: list[str]) -> LoRASet
     """The settings that shape the delta; whatever cannot be served is appended to `findings`."""
     _check_kind(config, findings)
     _check_refused(config, findings)
+    saved = _modules_to_save(config, findings)
     return LoRASettings(
         rank=_value(config, "r", _RANK, findings),
         alpha=_value(config, "lora_alpha", _ALPHA, findings),
@@ -185,9 +191,11 @@ def parse_settings(config: Mapping[str, object], findings: list[str]) -> LoRASet
         alpha_pattern=_patterns(config, "alpha_pattern", _ALPHA, findings),
         base_model=_text(config.get("base_model_name_or_path")),
         invocation_tokens=_invocation_tokens(config, findings),
-        modules_to_save=_modules_to_save(config, findings),
+        modules_to_save=saved,
         trainable_tokens=_trainable_tokens(config, findings),
         target_parameters=_target_parameters(config, findings),
+        targets=parse_targets(config, saved, findings),
+        lora_bias=_value(config, "lora_bias", _SWITCH, findings),
         peft_version=_version(config.get("peft_version")),
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.checkpoint import CONFIG_NAME, own_shapes, read_adapter
+from lora_serve.adapters.findings import listed
 from lora_serve.cli.hub import is_hub_id, prepare_hub
 from lora_serve.demo.smollm2 import named_model
 from lora_serve.errors import AdapterFormatError, ConfigError, LoraServeError
@@ -94,6 +95,7 @@ def _facts(checkpoint: AdapterCheckpoint) -> dict[str, object]:
         "trained_on": checkpoint.base_model or None,
         "modules": [module.name for module in checkpoint.modules],
         "token_rows": {rows.name: rows.rows.shape[0] for rows in checkpoint.token_rows},
+        "ignored": list(checkpoint.ignored),
     }
 
 
@@ -120,6 +122,10 @@ def _show(report: Mapping[str, object]) -> None:
         print(f"  modules  {len(modules)}: {_kinds(modules)}")
     for name, count in token_rows.items():
         print(f"  rows     {count} of {name}")
+    ignored = report["ignored"]
+    assert isinstance(ignored, list)
+    if ignored:
+        print(f"  ignored  {len(ignored)} tensors, by its config as by PEFT: {listed(ignored)}")
     print(f"  trained  on {report['trained_on'] or 'a model that it does not name'}")
 
 

@@ -26,6 +26,7 @@ MOST_TOKENS = 1000
 SMALL = 0.05  # about what a trained embedding's numbers are
 INVOCATION = (3,)  # the tokens that activated ones wait for: any model has this one
 _TOKENS = "alora_invocation_tokens"
+_NARROWING = ("exclude_modules", "layers_to_transform", "layers_pattern")  # which modules have LoRA
 _SIDES_B = (".lora_B.weight", ".lora_embedding_B")
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -87,6 +88,7 @@ def write_extended(
             tensors[f"base_model.model.{name}.lora_{side}.weight"] = small(*shape)
     save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
     config |= {_TOKENS: None, "lora_bias": True, "trainable_token_indices": token_ids}
+    config |= {"target_modules": ".*", **dict.fromkeys(_NARROWING)}
     (target / CONFIG).write_text(json.dumps(config))
     return target
 

@@ -563,7 +563,8 @@ def with_bias(
 
 
 def test_biases_are_read_with_their_scales(read: Read, lora_modules: Shapes) -> None:
-    of_b = read(with_bias(lora_modules, f"{Q0}.lora_B.bias"), {"lora_alpha": 6})
+    with_bias_of_b = with_bias(lora_modules, f"{Q0}.lora_B.bias")
+    of_b = read(with_bias_of_b, {"lora_alpha": 6, "lora_bias": True})
     assert [(b.name, b.scale, b.values.shape) for b in of_b.biases] == [(Q0, 1.5, (16,))]
     own = read(with_bias(lora_modules, f"{Q0}.base_layer.bias"), {"bias": "lora_only"})
     assert [(b.name, b.scale) for b in own.biases] == [(Q0, None)]
@@ -585,7 +586,8 @@ def test_biases_are_read_with_their_scales(read: Read, lora_modules: Shapes) -> 
 def test_biases_that_fit_nothing_are_refused(
     findings: Findings, lora_modules: Shapes, name: str, size: int, words: str
 ) -> None:
-    assert words in "; ".join(findings(with_bias(lora_modules, name, size), {"bias": "all"}))
+    settings = {"bias": "all", "lora_bias": True}
+    assert words in "; ".join(findings(with_bias(lora_modules, name, size), settings))
 
 
 def test_patterns_are_bounded_by_how_many_modules_they_are_matched_with(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -189,6 +189,24 @@ def test_a_load_that_fails_changes_nothing(manager: AdapterManager, loader: Manu
     assert isinstance(error, AdapterChangedError)
     assert residency(manager) == before
     assert reload(manager, loader, ref, A).back == [ref], "it may be tried again"
+    manager.release(ref)
+
+
+def test_tensors_that_are_ignored_are_told_in_the_log_once(
+    manager: AdapterManager, loader: ManualLoader, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = replace(A, ignored=("k_proj.lora_A.weight", "k_proj.lora_B.weight"))
+    manager.start_load(LoadAdapter(1, "n", "/adapters/one"))
+    loader.end(LoadResult(loader.jobs.pop(), checkpoint))
+    manager.take_events()
+    (line,) = caplog.messages
+    assert line.startswith("lora adapter 'n' (/adapters/one): 2 tensors are ignored, as PEFT ignor")
+    assert "'k_proj.lora_A.weight'" in line
+    ref = manager.acquire("n")
+    publish(manager, "B", "B")
+    publish(manager, "C", "C")
+    reload(manager, loader, ref, checkpoint)
+    assert caplog.messages == [line]
     manager.release(ref)
 
 

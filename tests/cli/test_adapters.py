@@ -272,6 +272,12 @@ def test_verify_tells_what_an_adapter_is(
     assert "good by itself" in told
     assert report["digest"] in told
     assert "2: down_proj × 1, q_proj × 1" in told
+    assert "ignored" not in told
+    path = write_adapter(tmp_path / "part", lora_tensors(MODULES), {"target_modules": ["q_proj"]})
+    assert main(["adapters", "verify", path]) == 0
+    told = capsys.readouterr().out
+    assert "1: q_proj × 1" in told
+    assert "ignored  2 tensors, by its config as by PEFT: 'base_model.model." in told
 
 
 def test_verify_compares_an_adapter_with_its_model(

@@ -10,6 +10,10 @@ from pathlib import Path
 import numpy as np
 
 PREFIX = "base_model.model."
+TARGETS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    *("w1", "w2", "w3", "embed_tokens", "lm_head"),
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def peft_config(settings: Mapping[str, object] | None = None) -> dict[str, objec
         "r": 4,
         "lora_alpha": 8,
         "lora_dropout": 0.0,
-        "target_modules": ["q_proj", "down_proj"],
+        "target_modules": list(TARGETS),
         "bias": "none",
         "use_rslora": False,
         "rank_pattern": {},
