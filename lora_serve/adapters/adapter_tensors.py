@@ -20,6 +20,7 @@ from lora_serve.adapters.experts import (
 )
 from lora_serve.adapters.findings import listed, shown
 from lora_serve.adapters.peft_config import LoRASettings
+from lora_serve.adapters.strangers import told_of_strangers
 from lora_serve.adapters.tensor_file import TensorFile, TensorSpec
 from lora_serve.adapters.vocabulary import (
     RowsInFile,
@@ -219,12 +220,13 @@ def _biases(
 ) -> dict[str, tuple[str, bool]]:
     """The biases of projections, as FoundTensors has them; others are left out."""
     found: dict[str, tuple[str, bool]] = {}
+    seen: set[tuple[str, bool]] = set()
     for name, spec in specs.items():
         match = _BIAS_NAME.fullmatch(name)
         if match is None or match[1] not in lora_modules or is_of_experts(match[1]):
             continue
         bias = match[1], match[2] == ".lora_B"
-        if bias in found.values():
+        if bias in seen:
             findings.append(f"the bias of {bias[0]} stands there twice")
         if spec.shape != lora_modules[bias[0]][:1]:
             findings.append(
@@ -235,6 +237,7 @@ def _biases(
                 f"{shown(name)} would act before the invocation tokens of an activated LoRA, too; "
                 "retrain with bias 'none'"
             )
+        seen.add(bias)
         found[name] = bias
     return found
 
@@ -277,42 +280,19 @@ def _pair(
     modules, vocabulary = adaptable.all_modules, adaptable.vocabulary
     embedding = None if vocabulary is None else vocabulary.embedding
     pairs: dict[str, dict[str, str]] = {}
-    strangers = []
+    strangers: dict[str, str] = {}  # the module that each is of, by its name
     for name in specs:
         match = _TENSOR_NAME.fullmatch(name)
         side = "" if match is None else match[3] if match[1] == embedding else match[2]
         if match is None or not side or match[1] not in modules:
-            strangers.append(name)
+            strangers[name] = "" if match is None else match[1]
         elif side in pairs.setdefault(match[1], {}):
             findings.append(f"lora_{side} of {match[1]} stands there twice")
         else:
             pairs[match[1]][side] = name
-    of_experts = [name for name in strangers if is_of_experts(name)]
-    if of_experts:
-        findings.append(_not_served_of_experts(of_experts, adaptable))
-    strangers = [name for name in strangers if not is_of_experts(name)]
     if strangers:
-        served = sorted({module.rpartition(".")[2] for module in modules})
-        findings.append(
-            f"tensors that are no lora_A or lora_B of a projection adapters may change here "
-            f"({', '.join(served)} of this model's layers): {listed(sorted(strangers))}"
-        )
+        findings += told_of_strangers(strangers, adaptable.lora_modules, modules)
     return pairs
-
-
-def _not_served_of_experts(names: list[str], adaptable: Adaptable) -> str:
-    layers = experts_of(adaptable.lora_modules)
-    if not layers:
-        return (
-            f"LoRA on experts, where adapters may change none: {listed(sorted(names))}; they may "
-            "of models with experts that this server's own families run, on GPUs with "
-            "--max-lora-expert-rank"
-        )
-    experts = next(iter(layers.values()))
-    return (
-        f"tensors of experts that are no lora_A or lora_B of {', '.join(experts.projections)} of "
-        f"experts 0 to {experts.count - 1}: {listed(sorted(names))}"
-    )
 
 
 def _check_once(

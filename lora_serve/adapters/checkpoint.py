@@ -102,7 +102,7 @@ def check_adapter(
     """
     findings: list[str] = []
     with _opened(path, allowed_roots) as directory:
-        settings = _read_settings(directory, findings)
+        settings = _lora_settings(directory, findings)
         with _weights(directory, findings) as file:
             if file is not None and lora_modules is not None:
                 adaptable = Adaptable(
@@ -183,7 +183,7 @@ def _told_as_adapter_errors(path: str) -> Iterator[None]:
 
 def _read(directory: AdapterDirectory, adaptable: Adaptable) -> AdapterCheckpoint:
     findings: list[str] = []
-    settings = _read_settings(directory, findings)
+    settings = _lora_settings(directory, findings)
     tensors = AdapterTensors()
     with _weights(directory, findings) as file:
         if file is not None:
@@ -274,6 +274,14 @@ def _add_tensors(sha: hashlib._Hash, tensors: Sequence[RawTensor]) -> None:
         # `framed` once more, without a copy of what may be hundreds of megabytes.
         sha.update(len(tensor.data).to_bytes(8, "little"))
         sha.update(tensor.data)
+
+
+def _lora_settings(directory: AdapterDirectory, findings: list[str]) -> LoRASettings:
+    """Those of a LoRA. Raises AdapterFormatError for another method, whose tensors mean nothing."""
+    settings = _read_settings(directory, findings)
+    if not settings.is_lora:
+        raise AdapterFormatError(directory.path, findings)
+    return settings
 
 
 def _read_settings(directory: AdapterDirectory, findings: list[str]) -> LoRASettings:

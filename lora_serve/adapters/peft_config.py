@@ -71,12 +71,25 @@ REFUSED = {
     "megatron_config": "Megatron's parallel layers are not served; convert to transformers",
 }
 
+# PEFT's methods that change no weights, which `lora-serve convert` refuses, too.
+_OF_PROMPTS = frozenset(
+    {
+        *("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT"),
+        *("ADAPTION_PROMPT", "CARTRIDGE"),
+    }
+)
+_OF_PROMPTS_ADVICE = (
+    "it puts trained rows before the prompt or between layers, which no LoRA can express; retrain "
+    "as LoRA"
+)
+
 # PEFT's other ways to begin take something out of the base weights that the adapter then needs.
 SERVED_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica"})
 _INIT_ADVICE = f"it changes the base weights; {_CONVERT}, or retrain"
 
 _BIASES = ("none", "all", "lora_only")  # the tensors say whose they are
 _LARGEST_FLOAT32 = 3.4e38
+_MAX_RANK = 2**31 - 1
 _MAX_INVOCATION_TOKENS = 128
 _MAX_NAME_CHARACTERS = 500
 _EXPERT_PARAMETER = re.compile(r"(.*\.)?(gate_up_proj|down_proj)", re.DOTALL)
@@ -93,7 +106,7 @@ class _Kind(Generic[T]):
 
 
 def _is_rank(value: object) -> TypeGuard[int]:
-    return type(value) is int and 0 < value < 2**31
+    return type(value) is int and 0 < value <= _MAX_RANK
 
 
 def _is_alpha(value: object) -> TypeGuard[float]:
@@ -125,7 +138,7 @@ def _are_token_ids(value: object) -> TypeGuard[list[int]]:
 _INVOCATION: _Kind[tuple[int, ...]] = _Kind(
     (), f"a list of 1 to {_MAX_INVOCATION_TOKENS} ids of tokens, or null", _are_invocation_tokens
 )
-_RANK = _Kind(8, "a positive whole number", _is_rank)
+_RANK = _Kind(8, f"a whole number from 1 to {_MAX_RANK:,}", _is_rank)
 _ALPHA = _Kind(8.0, "a finite number", _is_alpha)
 _SWITCH = _Kind(False, "true or false", _is_bool)
 
@@ -134,6 +147,7 @@ _SWITCH = _Kind(False, "true or false", _is_bool)
 class LoRASettings:
     """Rank and scale of every module. base_model: "" if the config names none.
 
+    is_lora: or it is another of PEFT's methods, of which only what all have in common is right.
     invocation_tokens: as of `AdapterCheckpoint`.
     modules_to_save: names, or ends of names, of modules that were copied and trained.
     trainable_tokens: the same of matrices of which some rows were, and which; "": the embeddings.
@@ -141,6 +155,7 @@ class LoRASettings:
     lora_bias: whether lora_B has biases. peft_version: None if it is not told.
     """
 
+    is_lora: bool = True
     rank: int = _RANK.default
     alpha: float = _ALPHA.default
     use_rslora: bool = False
@@ -179,11 +194,19 @@ class LoRASettings:
 
 
 def parse_settings(config: Mapping[str, object], findings: list[str]) -> LoRASettings:
-    """The settings that shape the delta; whatever cannot be served is appended to `findings`."""
-    _check_kind(config, findings)
+    """The settings that shape the delta; whatever cannot be served is appended to `findings`.
+
+    Of another method than LoRA that is its name alone: its settings mean other things.
+    """
+    is_lora = config.get("peft_type") == "LORA"
+    if not is_lora:
+        findings.append(_other_method(config.get("peft_type")))
+        findings = []
+    _check_choices(config, findings)
     _check_refused(config, findings)
     saved = _modules_to_save(config, findings)
     return LoRASettings(
+        is_lora=is_lora,
         rank=_value(config, "r", _RANK, findings),
         alpha=_value(config, "lora_alpha", _ALPHA, findings),
         use_rslora=_value(config, "use_rslora", _SWITCH, findings),
@@ -198,6 +221,12 @@ def parse_settings(config: Mapping[str, object], findings: list[str]) -> LoRASet
         lora_bias=_value(config, "lora_bias", _SWITCH, findings),
         peft_version=_version(config.get("peft_version")),
     )
+
+
+def _other_method(peft_type: object) -> str:
+    if isinstance(peft_type, str) and peft_type in _OF_PROMPTS:
+        return f"peft_type is {shown(peft_type)}: {_OF_PROMPTS_ADVICE}"
+    return f"peft_type is {shown(peft_type)}; only 'LORA' is served; {_CONVERT}"
 
 
 def _invocation_tokens(config: Mapping[str, object], findings: list[str]) -> tuple[int, ...]:
@@ -255,10 +284,7 @@ def _trainable_tokens(
     return tuple(found)
 
 
-def _check_kind(config: Mapping[str, object], findings: list[str]) -> None:
-    peft_type = config.get("peft_type")
-    if peft_type != "LORA":
-        findings.append(f"peft_type is {shown(peft_type)}; only 'LORA' is served; {_CONVERT}")
+def _check_choices(config: Mapping[str, object], findings: list[str]) -> None:
     bias = config.get("bias", "none")
     if bias not in _BIASES:
         findings.append(f"bias is {shown(bias)}; it must be one of {', '.join(_BIASES)}")

@@ -55,10 +55,16 @@ class TensorFile:
         size = self._status.st_size
         length = int.from_bytes(self._file.read(_LENGTH_BYTES), "little")
         num_data_bytes = size - _LENGTH_BYTES - length
-        if num_data_bytes < 0 or length > _MAX_HEADER_BYTES:
+        if num_data_bytes < 0:
             findings.append(
                 f"the safetensors file is truncated or none: {size} bytes, which do not hold the "
-                f"header that they announce (at most {_MAX_HEADER_BYTES} bytes)"
+                "header that they announce; copy it again"
+            )
+            return None
+        if length > _MAX_HEADER_BYTES:
+            findings.append(
+                f"the safetensors file has a header of more than {_MAX_HEADER_BYTES} bytes, the "
+                "most of an adapter; save it without metadata, or with fewer tensors"
             )
             return None
         header = parse_object(self._file.read(length), "the safetensors header", findings)

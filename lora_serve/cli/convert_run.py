@@ -22,7 +22,7 @@ from lora_serve.adapters.findings import listed
 from lora_serve.cli.hub import prepare_hub
 from lora_serve.cli.low_rank import EXACT, Factors, spectrum
 from lora_serve.cli.new_directory import check_is_new, new_directory
-from lora_serve.cli.peft_model import adapter_config, check_is_adapter
+from lora_serve.cli.peft_model import adapter_config, check_is_adapter, refuse_activated
 from lora_serve.cli.weight_changes import AdaptedModel
 from lora_serve.config.model import AUTO
 from lora_serve.errors import AdapterFormatError, ConfigError
@@ -84,6 +84,7 @@ def run_convert(args: argparse.Namespace) -> int:
     check_is_adapter(args.adapter)
     base = _open_base(args.base or _own_base(args.adapter))
     _refuse_plain(args.adapter, base, args.rank)
+    refuse_activated(args.adapter)
     adapted = AdaptedModel(str(base.directory), args.adapter, base.projections)
     rows = _carried_rows(args.adapter, base.vocabulary)  # PEFT has read the files by now
     converted = _converted(adapted, base, args.rank, args.max_error)

@@ -27,10 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_merge(args: argparse.Namespace) -> int:
     """Leaves either the whole model in OUT, or nothing."""
-    from lora_serve.cli.peft_model import check_is_adapter  # slow to import; not for --help
+    # slow to import; not for --help
+    from lora_serve.cli.peft_model import check_is_adapter, refuse_activated
 
     check_is_new(args.out)
     check_is_adapter(args.adapter)
+    refuse_activated(args.adapter)
     prepare_hub([args.model], None)
     with new_directory(args.out) as merged:
         merge(args.model, args.adapter, merged)

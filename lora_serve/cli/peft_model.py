@@ -11,6 +11,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lora_serve.adapters.checkpoint import CONFIG_NAME, WEIGHTS_NAME, check_has_weights
+from lora_serve.adapters.findings import shown
 from lora_serve.adapters.strict_json import parse_object
 from lora_serve.cli.matching_time import bounded_matching
 from lora_serve.errors import AdapterFormatError, AdapterNotFoundError, ConfigError
@@ -50,6 +51,18 @@ def adapter_config(adapter: str) -> Mapping[str, object]:
     if config is None:
         raise AdapterFormatError(adapter, findings)
     return config
+
+
+def refuse_activated(adapter: str) -> None:
+    """Raise AdapterFormatError for an activated LoRA: no weights act from some token on."""
+    config = adapter_config(adapter)
+    if config.get("alora_invocation_tokens"):
+        told = (
+            f"alora_invocation_tokens is {shown(config['alora_invocation_tokens'])}: an activated "
+            "LoRA acts from these tokens on, and weights act on all; serve it as it is, with "
+            f"--max-lora-rank of at least its r, {shown(config.get('r'))}"
+        )
+        raise AdapterFormatError(adapter, [told])
 
 
 def load_base(model: str) -> PreTrainedModel:

@@ -30,6 +30,7 @@ MAX_HEADER_BYTES = 128 * 2**20
 # Of all lists together. A byte of a file may be a value of 36 bytes here; the largest vocabularies,
 # with kinds, scores and merges, have 2 million.
 MAX_LISTED = 2**23
+MAX_TENSORS = 2**16  # the experts of a layer are one; the largest models have 2,000
 MAX_DIMENSIONS = 4
 MAX_NAME_BYTES = 65_535  # of metadata keys, as the format's document bounds them
 DEFAULT_ALIGNMENT = 32
@@ -125,9 +126,11 @@ def _read(path: Path, file: BinaryIO) -> GgufHeader:
         if key in metadata:
             raise _Broken(f"the metadata has {key[:80]!r} twice")
         metadata[key] = reader.value(reader.number("<I"), key)
-    entries = [
-        reader.tensor() for _ in range(reader.count(num_tensors, _LENGTH_BYTES + 16, "tensors"))
-    ]
+    if reader.count(num_tensors, _LENGTH_BYTES + 16, "tensors") > MAX_TENSORS:
+        raise _Broken(
+            f"the header has {num_tensors:,} tensors, above the {MAX_TENSORS:,} of any model"
+        )
+    entries = [reader.tensor() for _ in range(num_tensors)]
     alignment = _alignment(metadata)
     begin = -(-reader.position // alignment) * alignment
     return GgufHeader(path, metadata, _placed(entries, begin, alignment, num_bytes))

@@ -552,6 +552,12 @@ def test_a_directory_that_holds_a_model_is_told_from_one_that_holds_nothing(tmp_
         read_adapter(str(tmp_path), lora_modules={}, max_lora_rank=64)
 
 
+def test_of_another_method_tensors_are_not_told(findings: Findings, lora_modules: Shapes) -> None:
+    tensors = {"base_model.model.x.hada_w1_a": random_tensor((4, 4), 1)}
+    (finding,) = findings(tensors, {"peft_type": "LOHA"})
+    assert finding.startswith("peft_type is 'LOHA'")
+
+
 # ── biases ──────────────────────────────────────────────────────────────────────────────────
 
 

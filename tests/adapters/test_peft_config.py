@@ -4,7 +4,8 @@ import dataclasses
 import math
 
 import pytest
-from peft import LoraConfig
+from peft import LoraConfig, PeftType, PromptLearningConfig
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
 from lora_serve.adapters.peft_config import (
     HARMLESS,
@@ -39,7 +40,7 @@ def test_no_setting_is_sorted_twice() -> None:
 
 def test_whatever_peft_writes_by_default_is_served() -> None:
     config = LoraConfig(r=4, target_modules=["q_proj"]).to_dict()
-    assert findings_of(**config) == []
+    assert findings_of(**config | {"target_modules": list(config["target_modules"])}) == []
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
@@ -68,6 +69,25 @@ def test_only_lora_is_served(peft_type: object) -> None:
     assert finding == f"{told} plain LoRA"
 
 
+def test_methods_that_change_no_weights_are_not_sent_to_convert() -> None:
+    of_prompts = [
+        kind.value
+        for kind, config in PEFT_TYPE_TO_CONFIG_MAPPING.items()
+        if issubclass(config, PromptLearningConfig) or kind is PeftType.ADAPTION_PROMPT
+    ]
+    assert len(of_prompts) > 5
+    for kind in of_prompts:
+        (finding,) = findings_of(peft_type=kind, num_virtual_tokens=4, token_dim=64)
+        assert finding.startswith(f"peft_type is {kind!r}: it puts trained rows before the prompt")
+        assert "convert" not in finding
+
+
+def test_of_another_method_only_its_name_is_told() -> None:
+    assert (
+        len(findings_of(peft_type="LOHA", r=3, module_dropout=0.5, use_effective_conv2d=True)) == 1
+    )
+
+
 @pytest.mark.parametrize("tokens", [[], [1.0], [-1], [True], ["a"], "ab", 3, [1] * 129])
 def test_invocation_tokens_must_be_ids(tokens: object) -> None:
     (finding,) = findings_of(alora_invocation_tokens=tokens)
@@ -92,11 +112,12 @@ def test_a_beginning_that_changes_the_base_is_refused(init: object) -> None:
     assert f"init_lora_weights is {init!r}" in finding
 
 
-@pytest.mark.parametrize("rank", [0, -1, 4.0, "4", True, None, 2**31, [4]])
-def test_a_rank_is_a_positive_whole_number(rank: object) -> None:
-    assert findings_of(r=rank) == [f"r is {rank!r}; it must be a positive whole number"]
+@pytest.mark.parametrize("rank", [0, -1, 4.0, "4", True, None, 2**31, 2**60, [4]])
+def test_a_rank_that_none_can_be_is_told_with_its_limits(rank: object) -> None:
+    limits = "a whole number from 1 to 2,147,483,647"
+    assert findings_of(r=rank) == [f"r is {rank!r}; it must be {limits}"]
     (finding,) = findings_of(rank_pattern={"q_proj": rank})
-    assert finding == "rank_pattern: 'q_proj' must each be a positive whole number"
+    assert finding == f"rank_pattern: 'q_proj' must each be {limits}"
 
 
 @pytest.mark.parametrize("alpha", ["8", None, True, math.inf, math.nan, 10**400, -1e39])

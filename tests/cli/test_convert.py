@@ -237,7 +237,12 @@ def others(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     [
         ("plain", None, "is a plain LoRA adapter of rank 4 already"),
         ("prompt tuning", None, "PROMPT_TUNING puts virtual tokens before prompts; it changes no"),
-        ("activated", None, "PEFT cannot merge LORA into weights"),
+        (
+            "activated",
+            None,
+            "alora_invocation_tokens is [0]: an activated LoRA acts from these tokens on, and "
+            "weights act on all; serve it as it is, with --max-lora-rank of at least its r, 80",
+        ),
         ("loha", lambda model, adapter: shutil.rmtree(adapter), "No adapter found"),
         ("loha", lambda model, adapter: shutil.rmtree(model), "neither a directory nor a hub id"),
         ("loha", lambda model, adapter: (model.parent / "out").mkdir(), "exists already"),

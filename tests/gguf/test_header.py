@@ -210,6 +210,12 @@ def test_a_header_larger_than_any_models_is_refused(tmp_path: Path) -> None:
         read_header(path)
 
 
+def test_more_tensors_than_any_model_has_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(header(counts=(2**16 + 1, 0), tensors=bytes(2**21)))
+    with pytest.raises(ConfigError, match="has 65,537 tensors, above the 65,536 of any model"):
+        read_header(tmp_path / "m.gguf")
+
+
 @pytest.mark.usefixtures("little_memory")
 def test_lists_of_more_items_than_any_models_are_refused(tmp_path: Path) -> None:
     """Such as 50 million numbers of two bytes, each of which would be an object here."""

@@ -146,7 +146,7 @@ def test_other_spellings_are_the_same_adapter(
     save_file(kept | spelling(tensors, 5), file)
     if spelling is each_by_itself:
         config = json.loads((tmp_path / "adapter_config.json").read_text())
-        config["target_parameters"] = None
+        config |= {"target_parameters": None, "target_modules": ".*_proj"}
         (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     read = read_adapter(str(tmp_path), lora_modules=modules, max_lora_rank=8)
     assert read.digest == together.digest
@@ -263,6 +263,15 @@ ONE_EXPERT = {f"{LAYER}.3.{name}": (96, 64) for name in ("gate_proj", "up_proj")
             ["of experts 0 to 4: 'base_model.model.model.layers.0.mlp.experts.5.up_proj"],
         ),
         (lora_tensors({f"{LAYER}.01.up_proj": (96, 64)}), {}, ["experts 0 to 4: "]),
+        (
+            lora_tensors({"model.layers.0.mlp.gate_proj": (96, 64), "model.norm": (64, 64)}),
+            {"target_modules": ["gate_proj", "norm"]},
+            [
+                "LoRA on the MLPs of layers that have experts in this model: 'base_model.model."
+                "model.layers.0.mlp.gate_proj.lora_A.weight', ",
+                "(experts.down_proj, experts.gate_proj, experts.up_proj, k_proj, ",
+            ],
+        ),
         (
             {f"base_model.model.{LAYER}.3.up_proj.lora_B.bias": random_tensor((96,), 1)},
             {"lora_bias": True},

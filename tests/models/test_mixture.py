@@ -150,7 +150,8 @@ def test_adapters_on_what_chooses_or_is_chosen_are_refused_by_name(
     path = write_adapter(tmp_path / "served", lora_tensors(served))
     assert read_adapter(path, lora_modules=modules, max_lora_rank=8).rank == 4
     refused = f"model.layers.0.{name}"
-    path = write_adapter(tmp_path / "other", lora_tensors(served | {refused: (40, 64)}))
+    tensors = lora_tensors(served | {refused: (40, 64)})
+    path = write_adapter(tmp_path / "other", tensors, {"target_modules": ".*"})
     with pytest.raises(AdapterFormatError) as error:
         read_adapter(path, lora_modules=modules, max_lora_rank=8)
     (finding,) = error.value.findings

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from lora_serve.errors import ConfigError
 from lora_serve.models.base import ModelSpec
+from lora_serve.models.checkpoints import safetensors
 from lora_serve.models.source import load_spec
 from lora_serve.models.weights import RandomWeights, TensorSource, WeightReader, open_weights
 from tests.fakes.tiny_models import save
@@ -146,6 +147,16 @@ def test_shards_elsewhere_than_beside_their_index_are_refused(
     index = {"weight_map": {"model.norm.weight": name}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ConfigError, match="name files that lie beside it alone"):
+        open_model(model, spec)
+
+
+def test_more_tensors_than_any_model_has_are_refused(
+    model: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safetensors, "MAX_TENSORS", len(spec.tensor_shapes()))
+    open_model(model, spec)
+    rewrite(model, {f"more.{number}": torch.zeros(1) for number in range(2)})
+    with pytest.raises(ConfigError, match=r"has more than \d+ tensors, with the \d+ of model\.saf"):
         open_model(model, spec)
 
 

@@ -20,6 +20,8 @@ from lora_serve.regular_file import read_regular
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # as safetensors itself has it
 MAX_INDEX_BYTES = 64 * 2**20  # a line for each tensor
+# Kimi K2's experts are 207,000 with 4 bits, and a hundred thousand take a second of a start.
+MAX_TENSORS = 2**19
 
 
 class Safetensors:
@@ -42,11 +44,16 @@ class OpenSafetensors:
     """The open files, and which of them has each tensor."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._files = {
-            name: file
-            for file in map(_open, paths)  # which checks their headers
-            for name in file.keys()  # noqa: SIM118
-        }
+        self._files: dict[str, safe_open] = {}
+        for path in paths:
+            file = _open(path)  # which checks its header
+            names = file.keys()
+            if len(self._files) + len(names) > MAX_TENSORS:
+                raise ConfigError(
+                    f"{path.parent} has more than {MAX_TENSORS:,} tensors, with the {len(names):,} "
+                    f"of {path.name}; no model has so many: download the checkpoint again"
+                )
+            self._files |= dict.fromkeys(names, file)
         self._ranges = {k: v for path in paths for k, v in tensor_ranges(path).items()}
 
     def tensors(self) -> dict[str, StoredTensor]:
