@@ -6,6 +6,7 @@ hops between processes and their queues.
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -39,6 +40,9 @@ from lora_serve.text.tokenizer import Tokenizer
 Conversation = Sequence[Mapping[str, object]]
 
 
+logger = logging.getLogger(__name__)
+
+
 class LLM:
     """A model with adapters. Settings are the server's flags, with underscores.
 
@@ -62,6 +66,8 @@ class LLM:
         self.tokenizer = Tokenizer(
             self.config.model.tokenizer or model, self.config.model.revision, model=model
         )
+        for warning in self.tokenizer.warnings:
+            logger.warning("%s", warning)
         self._engine = InProcessEngine(self.config, self.tokenizer)
         self.model_info = self._engine.model_info
         self._inputs = InputProcessor(

@@ -60,9 +60,9 @@ class LLGuidanceGrammar:
 
 class LLGuidanceBackend:
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._tokenizer = llguidance.LLTokenizer(
-            vocabulary.tokenizer_json, eos_token=list(vocabulary.eos_token_ids) or None
-        )
+        # Logits may have more rows than the tokenizer knows tokens; llguidance refuses those.
+        known = [i for i in vocabulary.eos_token_ids if vocabulary.token_bytes(i)]
+        self._tokenizer = llguidance.LLTokenizer(vocabulary.tokenizer_json, eos_token=known or None)
 
     def compile(self, constraint: StructuredOutput) -> LLGuidanceGrammar:
         matcher = llguidance.LLMatcher(

@@ -6,8 +6,10 @@ Knows no tokenizer. A missing file has no settings; a broken one is an error.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeGuard
 
 from lora_serve.errors import ConfigError
 from lora_serve.regular_file import MAX_JSON_BYTES, read_regular
@@ -24,6 +26,14 @@ _SAMPLING_FIELDS = MappingProxyType(
         "max_new_tokens": "max_tokens",
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class EndTokens:
+    """Ids without duplicates; and what users must know of those that can be none."""
+
+    ids: tuple[int, ...]
+    warnings: tuple[str, ...]
 
 
 def read_model_json(source: str, revision: str | None, filename: str) -> dict[str, object]:
@@ -58,15 +68,37 @@ def read_json_file(source: str, revision: str | None, filename: str) -> object:
     return content
 
 
-def end_token_ids(configs: Iterable[dict[str, object]]) -> list[int]:
-    """Every `eos_token_id` of the configs, which each name none, one, or a list."""
-    found: list[int] = []
-    for config in configs:
+def end_token_ids(configs: Mapping[str, dict[str, object]], size: int) -> EndTokens:
+    """Every `eos_token_id` of the configs, by their names, which each name none, one, or a list.
+
+    size: how many tokens the model has.
+    """
+    found: dict[int, None] = {}
+    warnings: list[str] = []
+    for name, config in configs.items():
         value = config.get("eos_token_id")
-        for token_id in value if isinstance(value, list) else [value]:
-            if isinstance(token_id, int) and token_id not in found:
-                found.append(token_id)
-    return found
+        told = value if isinstance(value, list) else [value]
+        found |= dict.fromkeys(each for each in told if _is_token(each, size))
+        wrong = [each for each in told if each is not None and not _is_token(each, size)]
+        if wrong:
+            warnings.append(
+                f"{name}: eos_token_id {repr(wrong[0])[:80]} is none of the model's {size:,} "
+                "tokens, so no answer ends by it; correct the file"
+            )
+    return EndTokens(tuple(found), tuple(warnings))
+
+
+def _is_token(value: object, size: int) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < size
+
+
+def vocabulary_size(config: Mapping[str, object]) -> int | None:
+    """How many tokens a config.json says that the model has; None if it says nothing."""
+    for part in (config, config.get("text_config")):
+        size = part.get("vocab_size") if isinstance(part, Mapping) else None
+        if type(size) is int and size > 0:
+            return size
+    return None
 
 
 def sampling_defaults(generation_config: dict[str, object]) -> dict[str, float]:

@@ -17,7 +17,12 @@ from lora_serve.chat.template import render_chat
 from lora_serve.errors import ConfigError, InvalidRequestError
 from lora_serve.gguf.header import forget_header
 from lora_serve.gguf.location import gguf_file
-from lora_serve.text.generation_config import end_token_ids, read_model_json, sampling_defaults
+from lora_serve.text.generation_config import (
+    end_token_ids,
+    read_model_json,
+    sampling_defaults,
+    vocabulary_size,
+)
 from lora_serve.text.gguf_tokenizer import gguf_tokenizer
 from lora_serve.text.gguf_vocabulary import GgufVocabulary
 from lora_serve.text.request_templates import Rendering, RequestTemplates
@@ -31,6 +36,7 @@ class Tokenizer:
     """A model's tokenizer, its end tokens and its default sampling settings.
 
     eos_token_ids: of the tokenizer, generation_config.json and config.json, without duplicates.
+    warnings: what users must know of these files.
     generation_defaults: settings of generation_config.json, by SamplingParams' names.
     vocab_size: how many tokens have a text; a model's logits may have more rows.
     special_token_ids: those that decoding with skip_special_tokens leaves out.
@@ -57,12 +63,19 @@ class Tokenizer:
         is_other = model is not None and model != source
         generation, config = _model_settings(model or source, revision, is_other)
         forget_header()
-        own = {"eos_token_id": self._hf.eos_token_id}
-        self.eos_token_ids = tuple(end_token_ids((own, generation, config)))
+        self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
+        ends = end_token_ids(
+            {
+                "the tokenizer": {"eos_token_id": self._hf.eos_token_id},
+                "generation_config.json": generation,
+                "config.json": config,
+            },
+            vocabulary_size(config) or self.vocab_size,
+        )
+        self.eos_token_ids, self.warnings = ends.ids, ends.warnings
         self.generation_defaults: Mapping[str, float] = MappingProxyType(
             sampling_defaults(generation)
         )
-        self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
         added = self._backend.get_added_tokens_decoder()
         special = {token.content: i for i, token in added.items() if token.special}
         self.special_token_ids = frozenset(special.values())

@@ -41,6 +41,12 @@ def backend(tokenizer: Tokenizer) -> LLGuidanceBackend:
     return backend_of(tokenizer, tokenizer.eos_token_ids)
 
 
+def test_an_end_token_that_the_tokenizer_does_not_know_is_left_out(tokenizer: Tokenizer) -> None:
+    """The model's logits may have a row for it."""
+    ends = (tokenizer.vocab_size, *tokenizer.eos_token_ids)
+    assert takes(backend_of(tokenizer, ends), tokenizer, StructuredOutput.of(regex="a"), "a")
+
+
 def takes(
     backend: LLGuidanceBackend, tokenizer: Tokenizer, constraint: StructuredOutput, text: str
 ) -> bool:

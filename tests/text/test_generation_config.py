@@ -19,6 +19,23 @@ def test_end_tokens_come_from_tokenizer_generation_config_and_config(directory: 
     assert Tokenizer(str(directory)).eos_token_ids == (0, 7, 9, 11)
 
 
+@pytest.mark.parametrize("wrong", [900, -1, 2**40, True, "7", 1.0])
+def test_an_end_token_that_the_model_has_not_is_told_and_left_out(
+    directory: Path, wrong: object
+) -> None:
+    """-1 would forbid the last token until min_tokens, and grammars know no such token."""
+    write(directory, "generation_config.json", {"eos_token_id": [wrong, 5]})
+    write(directory, "config.json", {"model_type": "llama", "vocab_size": 900})
+    tokenizer = Tokenizer(str(directory))
+    assert tokenizer.eos_token_ids == (0, 5)
+    assert tokenizer.warnings == (
+        f"generation_config.json: eos_token_id {wrong!r} is none of the model's 900 tokens, so no "
+        "answer ends by it; correct the file",
+    )
+    write(directory, "config.json", {"model_type": "x", "text_config": {"vocab_size": 2**41}})
+    assert bool(Tokenizer(str(directory)).warnings) == (wrong not in (900, 2**40))
+
+
 def test_end_tokens_are_the_tokenizers_without_other_files(directory: Path) -> None:
     tokenizer = Tokenizer(str(directory))
     assert tokenizer.eos_token_ids == (0,)

@@ -48,6 +48,8 @@ async def start_parts(config: EngineConfig, process: EngineProcess | None) -> St
         await client.close()
         raise _first_of(error) from error
     _warn_of_small_pool(starting.result())
+    for warning in reading.result().warnings:
+        logger.warning("%s", warning)
     return StartedParts(client, starting.result(), reading.result(), pooling.result())
 
 
