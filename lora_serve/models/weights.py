@@ -25,6 +25,7 @@ from lora_serve.models.checkpoints.base import (
     refuse_all,
 )
 from lora_serve.models.checkpoints.choose import format_of
+from lora_serve.models.finite import is_finite
 from lora_serve.models.readahead import ReadAhead
 from lora_serve.ops.quantization import QuantizedWeight
 
@@ -243,6 +244,7 @@ class WeightReader:
             keeps_codes: whether kernels take the codes that matrices are stored as.
         """
         self.kept: dict[str, str] = {}  # the format of each matrix whose codes were taken
+        self.broken: list[str] = []  # tensors that hold infinite or NaN values
         self.biases: dict[str, Tensor] = {}  # what was given as such, on the CPU, in float32
         self._source = source
         self._keeps_codes = keeps_codes
@@ -254,6 +256,7 @@ class WeightReader:
     def take(self, name: str) -> Tensor:
         tensor = self._source.read(name, self.dtype).to(self.dtype).contiguous()
         self.digests[name] = _digest(tensor)
+        self._note_values(name, tensor)
         if name.endswith(".bias"):
             self.biases[name] = tensor.float()
         if self._note is not None:
@@ -285,7 +288,12 @@ class WeightReader:
             b"" if weight.offsets is None else _digest(weight.offsets),
         )
         self.kept[name] = form.name
+        self._note_values(name, weight.scales, weight.offsets)
         return weight
+
+    def _note_values(self, name: str, *parts: Tensor | None) -> None:
+        if not all(part is None or part.device != _CPU or is_finite(part) for part in parts):
+            self.broken.append(name)
 
     def digest(self) -> bytes:
         """SHA-256 over names, dtypes, shapes and bytes of all tensors given so far."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGMLQuantizationType as GgmlType
+from safetensors.torch import load_file, save_file
 
 from lora_serve import file_identity
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
@@ -126,6 +127,22 @@ def test_the_second_start_maps_what_the_first_packed(
     assert start(model, **settings) == (READ, *alone)
     kept(where)
     assert start(model, **settings) == (MAPPED, *alone)
+
+
+def test_values_that_are_not_finite_are_told_at_each_start(
+    model: Path, where: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, name = model / "model.safetensors", "model.layers.0.mlp.up_proj.weight"
+    tensors = load_file(path)
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, path)
+    config = ModelConfig(model=str(model), tokenizer=str(model), weights_cache_path=str(where))
+    for _ in range(2):
+        caplog.clear()
+        Worker(config, CacheConfig(num_gpu_blocks_override=8), LoRAConfig(), 1, 8).load()
+        (line,) = [line for line in caplog.messages if "NaN" in line]
+        assert line.startswith(f"the checkpoint has infinite or NaN values in {name}: answers")
+    assert not list(where.glob(f"*{SUFFIX}"))
 
 
 def test_codes_of_a_checkpoint_are_kept(tmp_path: Path, where: Path, start: Start) -> None:

@@ -13,8 +13,10 @@ from transformers import PreTrainedModel
 from lora_serve.errors import ConfigError
 from lora_serve.models.base import ModelSpec
 from lora_serve.models.checkpoints import safetensors
+from lora_serve.models.finite import is_finite
 from lora_serve.models.source import load_spec
 from lora_serve.models.weights import RandomWeights, TensorSource, WeightReader, open_weights
+from lora_serve.ops.quantization import FORMATS, QuantizedWeight
 from tests.fakes.tiny_models import save
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
@@ -178,6 +180,47 @@ def test_pickled_weights_are_refused_with_the_way_to_convert_them(
 def test_a_directory_without_weights_is_refused(tmp_path: Path, spec: ModelSpec) -> None:
     with pytest.raises(ConfigError, match=r"holds no model\.safetensors"):
         open_model(tmp_path, spec)
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan"), -float("nan")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_one_value_that_is_not_finite_is_found_wherever_it_stands(
+    value: float, dtype: torch.dtype
+) -> None:
+    largest = torch.finfo(dtype).max
+    weight = torch.tensor([largest, -largest, 0.0, -0.0] * 2**16, dtype=dtype).view(4, -1)
+    assert is_finite(weight)
+    for place in (0, 2**17 - 1, 2**17, weight.numel() - 1):
+        broken = weight.clone()
+        broken.view(-1)[place] = value
+        assert not is_finite(broken), place
+
+
+def test_what_has_no_values_or_no_floats_is_finite() -> None:
+    assert is_finite(torch.empty(0, 3))
+    assert is_finite(torch.tensor([-1], dtype=torch.int32))
+
+
+def test_tensors_with_values_that_are_not_finite_are_named(model: Path, spec: ModelSpec) -> None:
+    broken = load_file(model / "model.safetensors")[Q_PROJ]
+    broken[-1, -1] = float("nan")
+    rewrite(model, {Q_PROJ: broken})
+    reader = WeightReader(open_model(model, spec), torch.bfloat16)
+    for name in spec.tensor_shapes():
+        reader.take(name)
+    assert reader.broken == [Q_PROJ]
+
+
+def test_codes_are_looked_at_by_their_scales(spec: ModelSpec) -> None:
+    codes, scales = torch.ones(2, 32, dtype=torch.int8), torch.tensor([[1.0], [float("inf")]])
+
+    class Codes(RandomWeights):
+        def read_codes(self, name: str) -> QuantizedWeight:
+            return QuantizedWeight(FORMATS["int8"], codes, scales)
+
+    reader = WeightReader(Codes({}, 0, torch.float32), torch.float32, keeps_codes=True)
+    reader.take_codes(Q_PROJ)
+    assert reader.broken == [Q_PROJ]
 
 
 def test_random_weights_need_only_a_config_and_a_seed(spec: ModelSpec, tmp_path: Path) -> None:

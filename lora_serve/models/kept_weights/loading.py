@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from lora_serve.config import ModelConfig
-from lora_serve.distributed.group import Group
+from lora_serve.distributed.group import ROOT, Group
 from lora_serve.models.base import Model, ModelSpec, num_parameters
 from lora_serve.models.kept_weights.cache import FLAG, WeightsCache, key_of, open_cache
 from lora_serve.models.kept_weights.reader import KeptReader, NotingReader
@@ -36,6 +36,17 @@ class Loading:
 
     def load(self, config: ModelConfig, group: Group) -> tuple[Model, WeightReader]:
         """The model, and what gave its weights."""
+        model, reader = self._loaded(config, group)
+        if reader.broken and group.rank == ROOT:
+            more = f" and {len(reader.broken) - 1} more tensors" * (len(reader.broken) > 1)
+            logger.warning(
+                "the checkpoint has infinite or NaN values in %s%s: answers that they reach are "
+                "noise; download it again, or export it anew",
+                *(reader.broken[0], more),
+            )
+        return model, reader
+
+    def _loaded(self, config: ModelConfig, group: Group) -> tuple[Model, WeightReader]:
         packing = self.ops.kept_packing
         if config.weights_cache_path is None:
             return self._read()
@@ -88,7 +99,8 @@ class Loading:
                 model = self._build_all(reader)
         finally:
             packing.stop()
-        cache.keep_later(key, reader, packs)
+        if not reader.broken:  # or the next start would not look at them
+            cache.keep_later(key, reader, packs)
         return model, reader
 
     def _of_kept(
