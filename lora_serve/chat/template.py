@@ -16,6 +16,7 @@ from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
+from lora_serve.chat.template_time import TemplateTimeError, at_most, watch_loops
 from lora_serve.errors import ConfigError, InvalidRequestError, PromptTooLongError
 
 # Arguments of transformers' own, which a request's chat_template_kwargs must not reach.
@@ -52,6 +53,7 @@ def render_chat(
     tools: Sequence[Mapping[str, object]] | None,
     template_kwargs: Mapping[str, object],
     max_chars: int | None = None,
+    max_seconds: float | None = None,
 ) -> str:
     """The conversation as text, with all special tokens written out.
 
@@ -59,9 +61,11 @@ def render_chat(
         chat_template: instead of the tokenizer's own.
         template_kwargs: further variables for the template.
         max_chars: after which rendering stops, since a template may repeat what it is given.
+        max_seconds: of processor time, after which it stops, too.
 
     Raises:
-        InvalidRequestError: there is no template, it is none, or it refuses these messages.
+        InvalidRequestError: there is no template, it is none, it refuses these messages, or takes
+            longer.
         PromptTooLongError: the text is longer than max_chars.
     """
     if chat_template is None and not tokenizer.chat_template:
@@ -76,16 +80,20 @@ def render_chat(
     plain_tools = None if tools is None else [dict(tool) for tool in tools]
     with _rendering_within(max_chars):
         source = tokenizer.get_chat_template(chat_template, plain_tools)
-        _compile_jinja_template(source).environment.concat = _join_within_limit
-        return render(
-            [dict(message) for message in messages],
-            tools=plain_tools,
-            chat_template=chat_template,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tokenize=False,
-            **template_kwargs,
-        )
+        compiled = _compile_jinja_template(source)
+        compiled.environment.concat = _join_within_limit
+        if max_seconds is not None:
+            watch_loops(compiled, source)
+        with at_most(max_seconds):
+            return render(
+                [dict(message) for message in messages],
+                tools=plain_tools,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tokenize=False,
+                **template_kwargs,
+            )
 
 
 @contextmanager
@@ -94,7 +102,7 @@ def _rendering_within(max_chars: int | None) -> Iterator[None]:
     limit = _max_chars.set(max_chars)
     try:
         yield
-    except PromptTooLongError:
+    except (PromptTooLongError, TemplateTimeError):
         raise
     except TemplateSyntaxError as error:  # the model's own and the operator's were read before
         raise InvalidRequestError(

@@ -25,7 +25,8 @@ from lora_serve.text.generation_config import (
 )
 from lora_serve.text.gguf_tokenizer import gguf_tokenizer
 from lora_serve.text.gguf_vocabulary import GgufVocabulary
-from lora_serve.text.request_templates import Rendering, RequestTemplates
+from lora_serve.text.normalizer_growth import check_growth
+from lora_serve.text.request_templates import SECONDS, Rendering, RequestTemplates
 from lora_serve.text.token_bytes import token_bytes
 from lora_serve.text.tokenizer_files import check_tokenizer_directory
 
@@ -206,6 +207,7 @@ class Tokenizer:
             tools=tools,
             template_kwargs=template_kwargs or {},
             max_chars=max_chars,
+            max_seconds=SECONDS,
         )
 
     @property
@@ -318,6 +320,7 @@ def _load(source: str, revision: str | None) -> PreTrainedTokenizerFast:
             "tokenizer.json are served, save it once with transformers' save_pretrained"
         )
     backend = tokenizer.backend_tokenizer
+    check_growth(backend, source)
     if backend.get_vocab_size() == len(backend.get_added_tokens_decoder()):
         raise ConfigError(  # transformers makes an empty one where it finds only a config.json
             f"the tokenizer of {source} has no tokens; is its tokenizer.json missing? "

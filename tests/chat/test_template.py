@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 from transformers import AutoTokenizer
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from lora_serve.errors import InvalidRequestError, PromptTooLongError
+from lora_serve.text import tokenizer
 from lora_serve.text.tokenizer import Tokenizer
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello <x>"}]
@@ -113,3 +115,41 @@ def test_a_text_of_just_the_length_is_rendered(byte_level: Tokenizer) -> None:
     assert byte_level.render_chat(MESSAGES, max_chars=len(text)) == text
     with pytest.raises(PromptTooLongError):
         byte_level.render_chat(MESSAGES, max_chars=len(text) - 1)
+
+
+ENDLESS = {
+    "loops in loops": "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3,
+    "over messages": "{% for a in messages %}" * 8 + "{% endfor %}" * 8,
+    "in a macro": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+    "{{ f(60) }}",
+    "calls": "{% for i in range(99999) %}{{ range(99999)|map('string')|join|length }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_a_template_that_would_never_end_is_stopped(
+    byte_level: Tokenizer, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "SECONDS", 0.2)
+    messages = [{"role": "user", "content": "x"}] * 100
+    for _ in range(2):  # the second time it is compiled already
+        with pytest.raises(InvalidRequestError, match=r"takes more than 0\.2 s of processor time"):
+            byte_level.render_chat(messages, chat_template=ENDLESS[kind])
+    assert byte_level.render_chat(MESSAGES)
+
+
+def test_loops_that_are_watched_write_what_they_wrote(byte_level: Tokenizer) -> None:
+    template = (
+        "{% for m in messages %}{{ loop.index }}/{{ loop.length }} {{ loop.first }}{{ loop.last }} "
+        "{{ loop.previtem is defined }}>{{ loop.nextitem is defined }} {{ loop.revindex0 }} "
+        "{{ loop.cycle('a', 'b') }}{{ loop.changed(m.role) }}|"
+        "{% for k, v in m.items() if k != 'role' %}{{ k }}={{ v }};{% else %}none{% endfor %}"
+        "{% endfor %}{% for x in missing %}{% else %}nothing{% endfor %}"
+        "{% for a, b in messages[0].items() recursive %}{{ b }}{{ loop({}) if loop.first }}"
+        "{% endfor %}{% for c in 'xyz' %}{% if c == 'z' %}{% break %}{% endif %}{{ c }}{% endfor %}"
+        "{% for g in messages|map(attribute='content') %}{{ g }}{{ loop.length }}{% endfor %}"
+    )
+    unwatched = template + "{# as transformers compiles it #}"
+    expected = _compile_jinja_template(unwatched).render(messages=MESSAGES)
+    assert byte_level.render_chat(MESSAGES, chat_template=template) == expected
+    assert len(expected) > 100

@@ -1,0 +1,82 @@
+"""Bounds the processor time of a chat template: a loop of five words within another runs for hours.
+
+A compiled template is compiled once more, so that each turn of a loop, and each call, looks at the
+clock of its thread. What it writes stays the same. Memory, and what a single filter does, are not
+bounded: for templates of clients a process of their own is (`text/request_templates.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, cast
+
+from jinja2 import Template, nodes
+
+from lora_serve.errors import InvalidRequestError
+
+_WATCHED = "watched loop"  # no template can name a filter with a space
+_end: ContextVar[tuple[float, float] | None] = ContextVar("_end", default=None)
+
+
+class TemplateTimeError(InvalidRequestError):
+    """The template takes too long with these messages."""
+
+
+@contextmanager
+def at_most(seconds: float | None) -> Iterator[None]:
+    """Let templates that are rendered here, in this thread, take so long; None: any time."""
+    limit = None if seconds is None else (time.thread_time() + seconds, seconds)
+    token = _end.set(limit)
+    try:
+        yield
+    finally:
+        _end.reset(token)
+
+
+def watch_loops(template: Template, source: str) -> None:
+    """Have a compiled template look at the clock; nothing happens the second time."""
+    environment: Any = template.environment  # transformers' sandbox
+    if _WATCHED in environment.filters:
+        return
+    environment.filters[_WATCHED] = _Watched
+    tree = environment.parse(source)
+    for loop in list(tree.find_all(nodes.For)):
+        loop.iter = nodes.Filter(loop.iter, _WATCHED, [], [], None, None, lineno=loop.lineno)
+    code = environment.compile(tree)
+    watched = Template.from_code(environment, code, environment.make_globals(None))
+    template.root_render_func, template.blocks = watched.root_render_func, watched.blocks
+    call = environment.call
+
+    def watched_call(*args: Any, **kwargs: Any) -> Any:
+        _look_at_the_clock()
+        return call(*args, **kwargs)
+
+    environment.call = watched_call
+
+
+class _Watched:
+    """What a loop goes over."""
+
+    def __init__(self, items: Iterable[object]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self._items))
+
+    def __iter__(self) -> Iterator[object]:
+        for item in self._items:
+            _look_at_the_clock()
+            yield item
+
+
+def _look_at_the_clock() -> None:
+    limit = _end.get()
+    if limit is not None and time.thread_time() > limit[0]:
+        raise TemplateTimeError(
+            f"the chat template takes more than {limit[1]:g} s of processor time with these "
+            "messages; send fewer, or start the server with another --chat-template",
+            "messages",
+        )
