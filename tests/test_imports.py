@@ -58,6 +58,7 @@ from lora_serve.text.tokenizer import Tokenizer
 
 engines = ("engine.core", "scheduler", "kv", "adapters", "worker", "models", "layers", "ops")
 print([name for name in engines if f"lora_serve.{name}" in sys.modules])
+print("transformers.models" in sys.modules)
 for path in sys.argv[1:]:
     Tokenizer(path).decode([0])
 print([name for name in ("torch._dynamo", "triton") if name in sys.modules])
@@ -81,10 +82,17 @@ def test_the_api_process_imports_nothing_of_the_engine_that_it_starts(
     assert api_process.stdout.splitlines()[0] == "[]"
 
 
+def test_a_tokenizer_of_a_gguf_file_needs_none_of_transformers_models(
+    api_process: subprocess.CompletedProcess[str],
+) -> None:
+    """Whose source files it reads for them, all of them."""
+    assert api_process.stdout.splitlines()[1] == "False"
+
+
 def test_the_api_process_imports_no_compiler_and_no_triton(
     api_process: subprocess.CompletedProcess[str],
 ) -> None:
-    assert api_process.stdout.splitlines()[1:] == ["[]"]
+    assert api_process.stdout.splitlines()[2:] == ["[]"]
     assert "nanobind" not in api_process.stderr
 
 

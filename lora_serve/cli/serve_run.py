@@ -30,6 +30,7 @@ from lora_serve.engine.frontend.engine_process import EngineProcess
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.opening import check_tiers
 from lora_serve.observability.log import set_up_logging
+from lora_serve.quiet_imports import without_collections
 from lora_serve.text.without_torch import import_transformers
 
 if TYPE_CHECKING:
@@ -156,7 +157,8 @@ def _checked(
         ConfigError: with a line for each reason why this cannot be served.
     """
     started = time.monotonic()
-    import_transformers()
+    with without_collections():
+        import_transformers()
     interrupt.raise_if_lost()
     from lora_serve.server.http.keys import read_keys
     from lora_serve.server.http.listener import (
@@ -186,7 +188,8 @@ def _checked(
     with refusals.noted():
         prepare_hub((model.model, model.tokenizer or model.model), model.revision)
         process.begin_check(engine)
-        _import_server()  # meanwhile, for both take seconds
+        with without_collections():
+            _import_server()  # meanwhile, for both take seconds
         interrupt.raise_if_lost()
         process.end_check()
         check_tool_choice(server, model)
@@ -222,6 +225,7 @@ async def _serve(
         # What is here now stays. A full collection that walks over all of it, a quarter of a
         # million objects, holds the event loop for 0.17 s of CPU time, and comes every half a
         # minute of load.
+        gc.unfreeze()  # what imports left behind
         gc.collect()
         gc.freeze()
         async with AsyncExitStack() as stack:

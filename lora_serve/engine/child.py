@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 
 from lora_serve.config import EngineConfig
 from lora_serve.errors import LoraServeError
+from lora_serve.quiet_imports import without_collections
 
 Orders = tuple[EngineConfig, str, str]  # with the addresses of messages and of replies
 
@@ -19,8 +20,9 @@ def run_engine_process(orders: Connection) -> None:
         configuration alone it is told why no engine can start so: a text, or None.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API process decides when to stop
-    from lora_serve.engine.core.process import run_engine
-    from lora_serve.worker import worker  # noqa: F401  (torch and kernels, the longest part)
+    with without_collections():
+        from lora_serve.engine.core.process import run_engine
+        from lora_serve.worker import worker  # noqa: F401  (torch and kernels, the longest part)
 
     parent = multiprocessing.parent_process()
     assert parent is not None, "runs in a process of its own"

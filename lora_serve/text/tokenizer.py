@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from tokenizers.models import BPE
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from lora_serve.chat.template import render_chat
 from lora_serve.errors import ConfigError, InvalidRequestError
@@ -304,6 +304,9 @@ def _load(source: str, revision: str | None) -> PreTrainedTokenizerFast:
     if file is not None:
         return gguf_tokenizer(file)
     check_tokenizer_directory(source)
+    # It reads all of transformers' source files for it, which takes a third of a second.
+    from transformers import AutoTokenizer
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source,

@@ -84,6 +84,7 @@ def spare_long_collections() -> None:
     counts; with Python's own thresholds a queue of 10,000 requests costs pauses of 60 ms
     (benchmarks/speed/scheduling.py).
     """
+    gc.unfreeze()  # what imports left behind
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 50, 1_000)
