@@ -5,6 +5,7 @@ What is sent to a replica comes back as `Fleet` of `ingress.py` says; Ray's own 
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
@@ -35,6 +36,9 @@ REPORT_SECONDS = 1.0
 # Replicas bound and refuse what they are sent as one server does; Ray Serve is to pass on all.
 MAX_ONGOING = 100_000
 LAST_WORDS_SECONDS = 5.0  # after the drain, for an engine to end
+
+# How the last line of what Python prints of an exception begins.
+_ERROR = re.compile(r"^[\w.]*(?:Error|Exception): ", re.MULTILINE)
 
 _deployment: Any = serve.deployment  # typed as what decorates a class with `@`
 
@@ -109,6 +113,14 @@ class FleetIngress:
         return self._app
 
 
+def why_not_started() -> str:
+    """What the replica has said that could not be started."""
+    application = serve.status().applications.get(APPLICATION)
+    told = application.deployments[REPLICA].message if application is not None else ""
+    begins = [*_ERROR.finditer(told)]
+    return told[begins[-1].end() :].strip() if begins else told
+
+
 class RayFleet:
     """A `Fleet` whose replicas Ray Serve runs."""
 
@@ -174,8 +186,14 @@ def replicas_of(
     catalog: CatalogConfig,
     *,
     is_alone: bool,
+    gives_up_at_once: bool = False,
 ) -> serve.Application:
-    """The replicas. is_alone: one process alone will send them requests."""
+    """The replicas.
+
+    Args:
+        is_alone: one process alone will send them requests.
+        gives_up_at_once: when the first one cannot be started, instead of trying again.
+    """
     options: dict[str, Any] = {"num_replicas": fleet.min_replicas}
     if fleet.scales:
         options = {
@@ -185,6 +203,8 @@ def replicas_of(
                 "target_ongoing_requests": fleet.target_ongoing_requests,
             }
         }
+    if gives_up_at_once:
+        options["max_constructor_retry_count"] = 1
     deployment = _deployment(FleetReplica).options(
         name=REPLICA,
         ray_actor_options=reserved(engine),

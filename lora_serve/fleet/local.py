@@ -106,11 +106,15 @@ def _own_unless_named(catalog: CatalogConfig, engine: EngineConfig) -> Iterator[
 def local_replicas(
     engine: EngineConfig, server: ServerConfig, fleet: FleetConfig, catalog: CatalogConfig
 ) -> Iterator[Any]:
-    """A Ray of one's own with these replicas, which all run; the handle that asks them."""
+    """A Ray of one's own with these replicas, which all run; the handle that asks them.
+
+    Raises:
+        ConfigError: one cannot be started.
+    """
     import ray
     from ray import serve
 
-    from lora_serve.fleet.deployments import APPLICATION, replicas_of
+    from lora_serve.fleet.deployments import APPLICATION, replicas_of, why_not_started
 
     try:
         ray.init(
@@ -122,8 +126,15 @@ def local_replicas(
             logging_level=logging.WARNING,
         )
         serve.start(proxy_location="Disabled")
-        application = replicas_of(engine, server, fleet, catalog, is_alone=True)
-        yield serve.run(application, name=APPLICATION, route_prefix=None)
+        application = replicas_of(
+            engine, server, fleet, catalog, is_alone=True, gives_up_at_once=True
+        )
+        try:
+            handle = serve.run(application, name=APPLICATION, route_prefix=None)
+        except RuntimeError as error:  # which does not say why
+            reason = why_not_started()
+            raise ConfigError(f"the replicas cannot be started: {reason or error}") from error
+        yield handle
     finally:
         with contextlib.suppress(Exception):  # what is left of it ends with the next line
             serve.shutdown()  # type: ignore[no-untyped-call]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -141,6 +142,46 @@ def test_where_there_are_gpus_replicas_reserve_them_without_being_told(
         ConfigError, match=r"above the 1 GPUs that torch sees; lower .* --device cpu"
     ):
         local.check_fleet(EngineConfig(), ServerConfig(), FleetConfig(replicas=2))
+
+
+FAILED = """A replica failed to start with exception. Retrying 0 more time(s). Error:
+ray::ServeReplica.initialize_and_get_metadata()
+ValueError: of another error
+  File "engine.py", line 5, in start
+RuntimeError: Traceback (most recent call last):
+lora_serve.errors.ConfigError: --block-size 16 is one line
+and this another
+"""
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [(FAILED, "--block-size 16 is one line\nand this another"), ("", "deploying failed")],
+)
+def test_a_replica_that_cannot_be_started_is_tried_once_and_says_why(
+    message: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve = pytest.importorskip("ray.serve")
+    started: list[Any] = []
+
+    def run(application: Any, **_: object) -> None:
+        started.append(application)
+        raise RuntimeError("deploying failed")
+
+    replica = SimpleNamespace(message=message)
+    status = SimpleNamespace(
+        applications={"lora-serve": SimpleNamespace(deployments={"replica": replica})}
+    )
+    monkeypatch.setattr("ray.init", lambda **_: None)
+    monkeypatch.setattr(serve, "start", lambda **_: None)
+    monkeypatch.setattr(serve, "run", run)
+    monkeypatch.setattr(serve, "status", lambda: status)
+    parts = EngineConfig(), ServerConfig(), FleetConfig(replicas=2), CatalogConfig()
+    with pytest.raises(ConfigError) as refused, local.local_replicas(*parts):
+        pass
+    assert str(refused.value) == f"the replicas cannot be started: {told}"
+    config = started[0]._bound_deployment._deployment_config
+    assert config.max_constructor_retry_count == 1
 
 
 def test_no_torch_is_imported_to_find_that_there_is_no_driver_of_gpus(
