@@ -6,8 +6,8 @@
 
 #pragma once
 
+#include "attention_amx.h"
 #include "attention_tile.h"
-#include "attention_tiles.h"
 #include "kernels.h"
 #include "left_rows.h"
 
