@@ -34,6 +34,33 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
+namespace nanobind::detail {
+
+// The TokenChoice of lora_serve/ops/contract/screening.py, by the names of its fields.
+template <>
+struct type_caster<lora_serve::TokenChoice> {
+  NB_TYPE_CASTER(lora_serve::TokenChoice, const_name("TokenChoice"))
+
+  bool from_python(handle source, uint8_t flags, cleanup_list* cleanup) noexcept {
+    const auto read = [&](const char* name, auto& field) {
+      const object found = steal(PyObject_GetAttrString(source.ptr(), name));
+      if (!found.is_valid()) {
+        PyErr_Clear();
+        return false;
+      }
+      make_caster<std::decay_t<decltype(field)>> caster;
+      if (!caster.from_python(found, flags, cleanup)) return false;
+      field = caster.value;
+      return true;
+    };
+    return read("scale", value.scale) && read("min_p", value.min_p) &&
+           read("top_p", value.top_p) && read("top_k", value.top_k) &&
+           read("seed", value.seed) && read("position", value.position);
+  }
+};
+
+}  // namespace nanobind::detail
+
 namespace lora_serve {
 namespace {
 
@@ -292,11 +319,8 @@ class StepEdits {
   RowEdits edits_;
 };
 
-// given, scale, min_p, top_p, top_k, seed, position, num_top, edits; see sampling_call.h.
-using Choice = std::tuple<int64_t, float, float, double, int64_t, uint64_t, uint64_t, int64_t,
-                          const StepEdits*>;
-// scale, min_p, top_p, top_k, seed, position
-using ScreenedChoice = std::tuple<float, float, double, int64_t, uint64_t, uint64_t>;
+// given, choice, num_top, edits; see sampling_call.h.
+using Choice = std::tuple<int64_t, TokenChoice, int64_t, const StepEdits*>;
 // token, logit, peak, total, rank, top
 using Sampled =
     std::tuple<int64_t, float, float, int64_t, int64_t, std::vector<std::tuple<uint32_t, float>>>;
@@ -402,16 +426,12 @@ class Backend {
   std::vector<int64_t> screened_tokens(int dtype, Address x, Address weight,
                                        const PackedScreen& packed, size_t rows,
                                        const std::vector<std::optional<nb::bytes>>& bitmasks,
-                                       const std::vector<ScreenedChoice>& choices) {
+                                       const std::vector<TokenChoice>& choices) {
     const Screen screen = packed.screen();
     std::vector<Bitmask> masks;
     for (const auto& mask : bitmasks) {
       masks.push_back(mask ? Bitmask{static_cast<const uint8_t*>(mask->data()), mask->size()}
                            : Bitmask{nullptr, 0});
-    }
-    std::vector<RowChoice> row_choices;
-    for (const auto& [scale, min_p, top_p, top_k, seed, position] : choices) {
-      row_choices.push_back({-1, scale, min_p, top_p, top_k, seed, position, -1, nullptr});
     }
     const QuantizedShape& shape = screen.codes.shape;
     std::vector<int64_t> tokens(rows);
@@ -420,7 +440,7 @@ class Backend {
           shape.in_features, shape.out_features},
          screen,
          masks.empty() ? nullptr : masks.data(),
-         row_choices.empty() ? nullptr : row_choices.data(),
+         choices.empty() ? nullptr : choices.data(),
          tokens.data()},
         workers());
     return tokens;
@@ -556,9 +576,8 @@ class Backend {
                               const std::vector<Choice>& asked) {
     std::vector<RowChoice> choices;
     int64_t most_top = 0;
-    for (const auto& [given, scale, min_p, top_p, top_k, seed, position, num_top, edits] : asked) {
-      choices.push_back({given, scale, min_p, top_p, top_k, seed, position, num_top,
-                         edits == nullptr ? nullptr : &edits->edits()});
+    for (const auto& [given, choice, num_top, edits] : asked) {
+      choices.push_back({choice, given, num_top, edits == nullptr ? nullptr : &edits->edits()});
       most_top = std::max(most_top, num_top);
     }
     std::vector<RowResult> results(asked.size());
@@ -691,7 +710,9 @@ NB_MODULE(_cpu, m) {
   nb::class_<StepEdits>(m, "StepEdits")
       .def(nb::init<StepEdits::Ids, StepEdits::Ids, Address, StepEdits::Ids, StepEdits::Ids,
                     std::optional<std::tuple<float, float, float>>,
-                    std::optional<StepEdits::Ids>>());
+                    std::optional<StepEdits::Ids>>(),
+           nb::kw_only(), "banned"_a, "biased"_a, "biases"_a, "prompt"_a, "output"_a,
+           "penalties"_a, "bitmask"_a);
 
   nb::class_<Recording>(m, "Recording").def_prop_ro("num_calls", &Recording::num_calls);
 

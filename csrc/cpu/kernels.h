@@ -143,9 +143,9 @@ struct Bitmask {
 struct ScreenedCall {
   LinearCall linear;
   Screen screen;
-  const Bitmask* bitmasks;   // (rows), or null: all tokens are allowed
-  const RowChoice* choices;  // (rows), without `given`, `num_top` and `edits`; or null: greedy
-  int64_t* tokens;           // (rows), or kUndecided
+  const Bitmask* bitmasks;     // (rows), or null: all tokens are allowed
+  const TokenChoice* choices;  // (rows), or null: greedy
+  int64_t* tokens;             // (rows), or kUndecided
 };
 
 // y[segment rows] += delta of each segment's adapter.   x (rows, in), y (rows, out), contiguous.

@@ -212,7 +212,7 @@ static size_t index_at(const float* weights, size_t n, int64_t target) {
   return i;
 }
 
-static size_t draw_from_all(const RowChoice& choice, size_t size, float peak, uint64_t random,
+static size_t draw_from_all(const TokenChoice& choice, size_t size, float peak, uint64_t random,
                             const RowMemory& memory) {
   const int64_t total = sum_of_row(memory.row, size, peak, choice.scale, memory.sums);
   int64_t target = cdf_target(total, random);
@@ -226,7 +226,7 @@ static size_t draw_from_all(const RowChoice& choice, size_t size, float peak, ui
 
 // The ids that top_k and min_p leave, without those that weigh too little to be in the nucleus:
 // even all together, V of less than (total - limit) / V do not reach from the limit to the total.
-static Candidates list_candidates(const RowChoice& choice, size_t size, float peak,
+static Candidates list_candidates(const TokenChoice& choice, size_t size, float peak,
                                   const RowMemory& memory, int64_t& limit) {
   const bool is_cut = choice.top_k > 0 && static_cast<uint64_t>(choice.top_k) < size;
   size_t n = size;
@@ -255,7 +255,7 @@ static Candidates list_candidates(const RowChoice& choice, size_t size, float pe
   return {memory.ids, memory.weights, kept};
 }
 
-static size_t draw_filtered(const RowChoice& choice, size_t size, float peak, uint64_t random,
+static size_t draw_filtered(const TokenChoice& choice, size_t size, float peak, uint64_t random,
                             const RowMemory& memory) {
   int64_t limit;
   Candidates left = list_candidates(choice, size, peak, memory, limit);
@@ -264,7 +264,7 @@ static size_t draw_filtered(const RowChoice& choice, size_t size, float peak, ui
   return left.ids[index_at(left.weights, left.n, cdf_target(total, random))];
 }
 
-static size_t draw(const RowChoice& choice, size_t size, float peak, const RowMemory& memory) {
+static size_t draw(const TokenChoice& choice, size_t size, float peak, const RowMemory& memory) {
   const uint64_t random = random_bits(choice.seed, choice.position);
   const bool is_filtered = choice.top_k > 0 || choice.min_p > 0 || choice.top_p < 1;
   return is_filtered ? draw_filtered(choice, size, peak, random, memory)

@@ -10,17 +10,21 @@
 
 namespace lora_serve {
 
+// How a token is chosen; without more, the first of the largest logits.
+struct TokenChoice {
+  float scale = 0;    // 1 / temperature, or 0: greedy
+  float min_p = 0;    // 0: off
+  double top_p = 1;   // 1: off
+  int64_t top_k = 0;  // 0 or less: off
+  uint64_t seed = 0;
+  uint64_t position = 0;
+};
+
 // What one row is asked for. Its result depends on nothing else, and on no other row.
-struct RowChoice {
-  int64_t given;   // the token that stands there already, or -1: choose one
-  float scale;     // 1 / temperature, or 0: greedy
-  float min_p;     // 0: off
-  double top_p;    // 1: off
-  int64_t top_k;   // 0 or less: off
-  uint64_t seed;
-  uint64_t position;
-  int64_t num_top;        // most likely tokens to list, or -1: no log-probabilities
-  const RowEdits* edits;  // or null
+struct RowChoice : TokenChoice {
+  int64_t given = -1;               // the token that stands there already, or -1: choose one
+  int64_t num_top = -1;             // most likely tokens to list, or -1: no log-probabilities
+  const RowEdits* edits = nullptr;  // or null
 };
 
 // With log-probabilities: total is the sum of all weights relative to peak's, in units.

@@ -33,18 +33,15 @@ constexpr size_t kPanelsOfTask = 8;
 constexpr double kExponentOfNothing = 27.75, kExponentSlack = 0.01;
 
 // How far below the largest logit a token may lie and still be drawn.
-static inline double reach_below(const RowChoice& choice) {
+static inline double reach_below(const TokenChoice& choice) {
   if (choice.scale == 0) return 0;
   const double of_min_p = choice.min_p > 0 ? kExponentSlack - std::log(choice.min_p)
                                            : kExponentOfNothing;
   return std::fmin(of_min_p, kExponentOfNothing) / choice.scale;
 }
 
-static inline RowChoice choice_of(const ScreenedCall& call, size_t row) {
-  if (call.choices != nullptr) return call.choices[row];
-  RowChoice greedy{};
-  greedy.top_p = 1;
-  return greedy;
+static inline TokenChoice choice_of(const ScreenedCall& call, size_t row) {
+  return call.choices == nullptr ? TokenChoice{} : call.choices[row];
 }
 
 // What is computed of one row: panels, ascending, and 16 logits of each.
@@ -75,7 +72,7 @@ struct ScreenedTokens {
   // None below it matters, once rounded to T. NaN if the row cannot be screened.
   float least_that_matters(size_t row) const {
     const LargestLogit largest = screening.largest(row);
-    const RowChoice choice = choice_of(screening.call, row);
+    const TokenChoice choice = choice_of(screening.call, row);
     double least = largest.least - reach_below(choice);
     if (choice.scale != 0 && choice.top_k > 0 && !std::isnan(least) &&
         static_cast<uint64_t>(choice.top_k) < screening.panels) {
@@ -142,7 +139,7 @@ struct ScreenedTokens {
       }
     }
     if (poison != 0 || n == 0) return kUndecided;
-    const RowChoice choice = choice_of(screening.call, row);
+    const TokenChoice choice = choice_of(screening.call, row);
     const float peak = highest(memory.row, n);
     return tokens[choice.scale == 0 ? first_equal(memory.row, peak)
                                     : draw(choice, n, peak, memory)];

@@ -18,13 +18,9 @@ struct Requests {
     const double top_ps[] = {1.0, 0.9, 0.3, 1e-12};
     const int64_t top_ks[] = {0, 3, size, 0, 1, size - 1};
     for (size_t r = 0; r < kRows; ++r) {
-      choices[r] = {-1,
-                    r % 5 == 0 ? 0.0f : 0.7f,
-                    r % 3 == 1 ? 0.05f : 0.0f,
-                    top_ps[r % 4],
-                    top_ks[r % 6],
-                    r,
-                    r,
+      const float scale = r % 5 == 0 ? 0.0f : 0.7f, min_p = r % 3 == 1 ? 0.05f : 0.0f;
+      choices[r] = {{scale, min_p, top_ps[r % 4], top_ks[r % 6], r, r},
+                    -1,
                     r % 2 == 0 ? static_cast<int64_t>(kMostTop) : -1,
                     r % 4 == 3 ? &edits : nullptr};
     }

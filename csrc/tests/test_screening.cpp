@@ -50,7 +50,7 @@ struct Head {
 
   std::vector<int64_t> tokens_of(const Array& x, Workers& workers,
                                  const std::vector<Bitmask>& bitmasks = {},
-                                 const std::vector<RowChoice>& choices = {}) const {
+                                 const std::vector<TokenChoice>& choices = {}) const {
     std::vector<int64_t> tokens(shape.rows);
     kernels.screened_tokens(
         {{dtype, x.data(), packed.get(), nullptr, nullptr, shape.rows, shape.in_features,
@@ -65,13 +65,15 @@ struct Head {
 
   // What sampling.h chooses of all outputs.
   std::vector<int64_t> drawn_of_all(const Array& x, Workers& workers,
-                                    const std::vector<RowChoice>& choices) const {
+                                    const std::vector<TokenChoice>& choices) const {
     const Array y = Array::nans(dtype, shape.rows * shape.out_features);
     kernels.linear({dtype, x.data(), packed.get(), nullptr, y.data(), shape.rows,
                     shape.in_features, shape.out_features},
                    workers);
+    std::vector<RowChoice> asked;
+    for (const TokenChoice& choice : choices) asked.push_back({choice, -1, -1, nullptr});
     std::vector<RowResult> results(shape.rows);
-    kernels.sample({dtype, y.data(), shape.rows, shape.out_features, choices.data(),
+    kernels.sample({dtype, y.data(), shape.rows, shape.out_features, asked.data(),
                     results.data(), nullptr, 0},
                    workers);
     std::vector<int64_t> tokens;
@@ -124,12 +126,12 @@ void test_masks(const Case& c, const Head& head, const Array& x, Workers& worker
 
 // Rows of all kinds of draws side by side.
 void test_draws(const Case& c, const Head& head, const Array& x, Workers& workers) {
-  std::vector<RowChoice> choices;
+  std::vector<TokenChoice> choices;
   for (size_t t = 0; t < head.shape.rows; ++t) {
     const float scale = t % 4 == 3 ? 0.0f : t % 2 == 0 ? 2.0f : 30.0f;
     const float min_p = t % 3 == 1 ? 0.3f : 0.0f;
     const int64_t top_k = t % 3 == 0 ? static_cast<int64_t>(1 + 2 * t) : 0;
-    choices.push_back({-1, scale, min_p, t % 5 == 2 ? 0.7 : 1.0, top_k, t, t, -1, nullptr});
+    choices.push_back({scale, min_p, t % 5 == 2 ? 0.7 : 1.0, top_k, t, t});
   }
   const std::vector<int64_t> tokens = head.tokens_of(x, workers, {}, choices);
   const std::vector<int64_t> expected = head.drawn_of_all(x, workers, choices);

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from lora_serve.ops.contract import TokenChoice
+
 # a, b, rank, in_features, out_features, out_start, scale
 _Part = tuple[int, int, int, int, int, int, float]
 
@@ -105,6 +107,7 @@ class StepEdits:
 
     def __init__(
         self,
+        *,
         banned: tuple[int, int],
         biased: tuple[int, int],
         biases: int,
@@ -112,11 +115,10 @@ class StepEdits:
         output: tuple[int, int],
         penalties: tuple[float, float, float] | None,
         bitmask: tuple[int, int] | None,
-        /,
     ) -> None: ...
 
-# given token or -1, 1 / temperature or 0, min_p, top_p, top_k, seed, position, num_top or -1, edits
-_Choice = tuple[int, float, float, float, int, int, int, int, StepEdits | None]
+# given token or -1, how it is chosen, num_top or -1, edits
+_Choice = tuple[int, TokenChoice, int, StepEdits | None]
 # token, logit, peak, total, rank, (token, logit) of the most likely
 _Sampled = tuple[int, float, float, int, int, list[tuple[int, float]]]
 
@@ -206,7 +208,7 @@ class Backend:
         screen: PackedScreen,
         rows: int,
         bitmasks: Sequence[bytes | None],
-        choices: Sequence[tuple[float, float, float, int, int, int]],
+        choices: Sequence[TokenChoice],
         /,
     ) -> list[int]: ...
     def lora(

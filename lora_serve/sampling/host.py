@@ -44,10 +44,10 @@ def count_pending(
 def token_choice(item: SampleInput) -> TokenChoice:
     params = item.params
     return TokenChoice(
-        0.0 if params.is_greedy else 1 / params.temperature,
-        params.min_p,
-        params.top_p,
-        params.top_k,
-        item.seed & _UINT64,
-        item.position,
+        scale=0.0 if params.is_greedy else 1 / params.temperature,
+        min_p=params.min_p,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        seed=item.seed & _UINT64,
+        position=item.position,
     )

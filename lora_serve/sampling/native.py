@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from lora_serve.ops._cpu import Backend, StepEdits
+from lora_serve.ops.contract import TokenChoice
 from lora_serve.ops.cpu.dtypes import dtype_code
 from lora_serve.sampling.host import HostSamplerOutput, count_pending, token_choice
 from lora_serve.sampling.logprobs_mode import RAW_LOGPROBS, LogprobsMode
@@ -24,7 +25,7 @@ from lora_serve.sampling.specification.weights import MAX_VOCAB_SIZE
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, TokenLogprobs
 
-_Choice = tuple[int, float, float, float, int, int, int, int, StepEdits | None]
+_Choice = tuple[int, TokenChoice, int, StepEdits | None]  # as _cpu.pyi has it
 _Sampled = tuple[int, float, float, int, int, list[tuple[int, float]]]
 
 
@@ -105,13 +106,13 @@ def load(launcher: object, mode: LogprobsMode = RAW_LOGPROBS) -> NativeSampler:
 
 def _given(token_id: int, num_top: int) -> _Choice:
     """Ask for the logprobs of a token that is there."""
-    return (token_id, 0.0, 0.0, 1.0, 0, 0, 0, num_top, None)
+    return token_id, TokenChoice(), num_top, None
 
 
 def _choice(item: SampleInput, arrays: list[NDArray[np.generic]]) -> _Choice:
     params = item.params
     num_top = -1 if params.logprobs is None else params.logprobs
-    return (-1, *token_choice(item), num_top, _edits(params, item, arrays))
+    return -1, token_choice(item), num_top, _edits(params, item, arrays)
 
 
 def _edits(
@@ -131,11 +132,11 @@ def _edits(
     arrays.append(bitmask)
     penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
     return StepEdits(
-        ids(item.banned_token_ids),
-        ids(params.biased_token_ids),
-        address(params.biases, np.float32),
-        ids(item.seen.token_ids),
-        ids(np.repeat(item.seen.token_ids, item.seen.num_drawn)),
-        penalties if params.has_penalties else None,
-        None if item.bitmask is None else (bitmask.ctypes.data, len(bitmask)),
+        banned=ids(item.banned_token_ids),
+        biased=ids(params.biased_token_ids),
+        biases=address(params.biases, np.float32),
+        prompt=ids(item.seen.token_ids),
+        output=ids(np.repeat(item.seen.token_ids, item.seen.num_drawn)),
+        penalties=penalties if params.has_penalties else None,
+        bitmask=None if item.bitmask is None else (bitmask.ctypes.data, len(bitmask)),
     )

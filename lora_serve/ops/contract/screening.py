@@ -27,12 +27,12 @@ class TokenChoice(NamedTuple):
     seed: in [0, 2**64).
     """
 
-    scale: float
-    min_p: float
-    top_p: float
-    top_k: int
-    seed: int
-    position: int
+    scale: float = 0.0
+    min_p: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    position: int = 0
 
 
 @runtime_checkable
