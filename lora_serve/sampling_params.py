@@ -6,8 +6,8 @@ from array import array
 from functools import cached_property
 
 import msgspec
-import numpy as np
 
+from lora_serve.bitmask import bitmask_of
 from lora_serve.errors import InvalidRequestError
 from lora_serve.structured_outputs import ReasoningTokens, StructuredOutput
 
@@ -113,12 +113,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def allowed_bitmask(self) -> bytes | None:
-        """allowed_token_ids, in range, as SampleInput.bitmask has them."""
+        """The mask of allowed_token_ids, in range."""
         if self.allowed_token_ids is None:
             return None
-        bits = np.zeros(max(self.allowed_token_ids) + 1, np.bool_)
-        bits[np.array(self.allowed_token_ids, np.int64)] = True
-        return np.packbits(bits, bitorder="little").tobytes()
+        return bitmask_of(self.allowed_token_ids, max(self.allowed_token_ids) + 1)
 
     @cached_property
     def _bounds_of_allowed(self) -> tuple[int, int]:

@@ -40,22 +40,14 @@ class SeenTokens(msgspec.Struct, frozen=True, gc=False):
 NOTHING_SEEN = SeenTokens(array("i"), array("i"))
 
 
-def leaves_any(bitmask: bytes, banned_token_ids: Sequence[int]) -> bool:
-    """Whether a bitmask as of `SampleInput` allows a token that is not banned."""
-    bits = np.unpackbits(np.frombuffer(bitmask, np.uint8), bitorder="little")
-    banned = np.asarray(banned_token_ids, np.int64)
-    bits[banned[banned < len(bits)]] = 0
-    return bool(bits.any())
-
-
 class SampleInput(msgspec.Struct, frozen=True, gc=False):
     """What sampling one request's next token needs besides its logits.
 
     seed: never None here; the draw for absolute position `position` depends on (seed, position).
     seen: only filled when params.has_penalties.
     banned_token_ids: not to be sampled now (end tokens before min_tokens, ends of bad words).
-    bitmask: what the request, and its grammar, allow now: token i where bit i % 8 of byte i // 8
-        is set, and none behind its last byte; None where all are allowed.
+    bitmask: what the request, and its grammar, allow now (lora_serve/bitmask.py); None where all
+        tokens are allowed.
     """
 
     params: SamplingParams

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from lora_serve.bitmask import bitmask_of_one
 from lora_serve.errors import InvalidRequestError
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
@@ -157,17 +158,6 @@ class StructuredOutput(msgspec.Struct, frozen=True):
             raise InvalidRequestError(f"{param}: the {self.kind} is empty", param)
         if self.kind == "choice":
             _verify_choices(self.text, param)
-
-
-def bitmask_of_one(token_id: int) -> bytes:
-    """The mask, as of `SampleInput`, that allows one token alone."""
-    return bytes(token_id // 8) + bytes((1 << token_id % 8,))
-
-
-def allows(bitmask: bytes, token_id: int) -> bool:
-    """Whether a mask, as of `SampleInput`, has a token."""
-    place = token_id // 8
-    return place < len(bitmask) and bool(bitmask[place] >> token_id % 8 & 1)
 
 
 def _verify_choices(text: str, param: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from lora_serve.bitmask import bitmask_of
 from lora_serve.engine.core import grammars
 from lora_serve.fuzz.oracle.content import EOS, VOCAB_SIZE
 from lora_serve.fuzz.oracle.grammars import OracleGrammars, _ToyAnswer
@@ -16,7 +17,6 @@ from lora_serve.fuzz.oracle.traces import OracleTrace
 from lora_serve.scheduler import chunk, drafting
 from lora_serve.scheduler.request import Request
 from lora_serve.scheduler.scheduler import Scheduler
-from lora_serve.structured_output.backend import bitmask_of
 from lora_serve.structured_output.service import MaskReply
 from lora_serve.structured_outputs import MaskedDrafts
 

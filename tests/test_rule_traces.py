@@ -46,7 +46,7 @@ def is_caught(*, async_scheduling: bool = False, num_traces: int = 40) -> bool:
 def test_traces_catch_a_grammar_that_allows_what_the_client_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grammars, "_common", lambda bitmask, allowed: bitmask)
+    monkeypatch.setattr(grammars, "common_bitmask", lambda bitmask, allowed: bitmask)
     assert is_caught()
 
 

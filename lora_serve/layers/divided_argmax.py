@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from lora_serve.bitmask import bitmask_of_flags, flags_of
 from lora_serve.distributed.group import Group
 from lora_serve.distributed.shares import place_of
 from lora_serve.ops.contract import Screen
@@ -51,5 +51,4 @@ class DividedArgmax:
         return torch.tensor([logits, places], dtype=torch.float64).T.contiguous()
 
     def _own_bits(self, bitmask: bytes) -> bytes:
-        bits = np.unpackbits(np.frombuffer(bitmask, np.uint8), bitorder="little")
-        return np.packbits(bits[self._share.start : self._share.stop], bitorder="little").tobytes()
+        return bitmask_of_flags(flags_of(bitmask)[self._share.start : self._share.stop])

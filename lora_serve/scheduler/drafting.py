@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from lora_serve.bitmask import allows
 from lora_serve.config import SpeculativeConfig
 from lora_serve.config.speculative import TOKENS_TAKEN_IN
 from lora_serve.identity import BASE_MODEL, AdapterRef, Everything
@@ -34,7 +35,7 @@ from lora_serve.speculation.draft_model import DraftModelDrafter, DraftModelRequ
 from lora_serve.speculation.pace import DraftPace
 from lora_serve.speculation.row_costs import RowCosts
 from lora_serve.step import RequestStepOutput, ScheduledRequest
-from lora_serve.structured_outputs import NO_GUESS, Guess, MaskedDrafts, allows
+from lora_serve.structured_outputs import NO_GUESS, Guess, MaskedDrafts
 
 CurrentVersion = Callable[[str], AdapterRef | None]
 

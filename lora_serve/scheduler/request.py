@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from lora_serve.bitmask import allows, with_token
 from lora_serve.identity import Activation, BlockHash, BlockHasher, CacheNamespace, NoAdapter
 from lora_serve.kv.block_table import BlockTable
 from lora_serve.pooling import PoolingParams, sums_added
@@ -237,7 +238,9 @@ class Request:
         reasoning, mask = self.params.reasoning, self.next_mask
         if reasoning is None or reasoning.is_open or self.num_output_tokens or mask is None:
             return mask
-        return _with_token(mask, reasoning.start, self.allowed)
+        if self.allowed is not None and not allows(self.allowed, reasoning.start):
+            return mask
+        return with_token(mask, reasoning.start)
 
     def constrained_token_ids(self, num_new: int) -> tuple[int, ...]:
         """The newest tokens, as far as the grammar constrains them."""
@@ -349,13 +352,3 @@ class Request:
         if block_index >= len(self.embeds_digests):
             return b""
         return self.embeds_digests[block_index]
-
-
-def _with_token(mask: bytes, token_id: int, allowed: bytes | None) -> bytes:
-    """The mask that allows one more token, if what the client allows has it."""
-    at, bit = token_id // 8, 1 << token_id % 8
-    if allowed is not None and not (at < len(allowed) and allowed[at] & bit):
-        return mask
-    wider = bytearray(mask.ljust(at + 1, b"\0"))
-    wider[at] |= bit
-    return bytes(wider)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lora_serve.bitmask import bitmask_of_one
 from lora_serve.structured_outputs import ReasoningTokens
 
 
@@ -22,10 +23,8 @@ class Thinking:
 
     @property
     def only_end(self) -> bytes:
-        """The mask that allows that token alone, as `SampleInput.bitmask` has it."""
-        mask = bytearray(self._markers.end // 8 + 1)
-        mask[-1] = 1 << self._markers.end % 8
-        return bytes(mask)
+        """The mask that allows that token alone."""
+        return bitmask_of_one(self._markers.end)
 
     def hangs_on(self, num_pending: int) -> bool:
         """Whether `must_end` may be another once so many more tokens are known."""

@@ -9,13 +9,14 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from lora_serve.bitmask import bitmask_of_one
 from lora_serve.errors import InvalidRequestError
 from lora_serve.structured_output.backend import Grammar, Matcher, refusal
 from lora_serve.structured_output.guesses import FollowedGuess
 from lora_serve.structured_output.outlook import Outlooks
 from lora_serve.structured_output.service import MaskReply
 from lora_serve.structured_output.wire import Open
-from lora_serve.structured_outputs import Guess, MaskedDrafts, StructuredOutput, bitmask_of_one
+from lora_serve.structured_outputs import Guess, MaskedDrafts, StructuredOutput
 
 Outlook = bytes | InvalidRequestError | None  # a mask, or why there is none; None: nothing follows
 

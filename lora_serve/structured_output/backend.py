@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import msgspec
@@ -94,14 +94,6 @@ def require_installed(name: str) -> None:
 def load_backend(name: str, vocabulary: Vocabulary) -> Backend:
     backend: Backend = importlib.import_module(BACKENDS[name]).load(vocabulary)
     return backend
-
-
-def bitmask_of(token_ids: Sequence[int], size: int) -> bytes:
-    """The mask that allows these tokens alone."""
-    mask = bytearray(-(-size // 8))
-    for token_id in token_ids:
-        mask[token_id // 8] |= 1 << token_id % 8
-    return bytes(mask)
 
 
 def refusal(reason: str, *, knows_other: bool = False) -> InvalidRequestError:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 import msgspec
 
+from lora_serve.bitmask import allows
 from lora_serve.errors import InvalidRequestError
 from lora_serve.step import num_same
 from lora_serve.structured_output.at_work import AtWork
 from lora_serve.structured_output.backend import Matcher
 from lora_serve.structured_output.outlook import Outlooks
 from lora_serve.structured_output.service import MaskReply
-from lora_serve.structured_outputs import Guess, MaskedDrafts, allows
+from lora_serve.structured_outputs import Guess, MaskedDrafts
 
 _FIRST_REST = 4  # guesses
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
+from lora_serve.bitmask import bitmask_of_flags, flags_of, only_token
 from lora_serve.structured_output.backend import Matcher
 
 
@@ -35,16 +34,15 @@ class Outlooks:
 
     def forced(self, bitmask: bytes) -> int | None:
         """The one token that may follow, if there is just one and it does not end the answer."""
-        number = int.from_bytes(bitmask, "little")
-        token_id = number.bit_length() - 1
-        return token_id if number.bit_count() == 1 and not self.ends(token_id) else None
+        token_id = only_token(bitmask)
+        return None if token_id is None or self.ends(token_id) else token_id
 
     def ends(self, token_id: int) -> bool:
         return token_id in self._eos_token_ids
 
     def _narrowed(self, mask: bytes, allows_eos: bool) -> bytes:
         """The mask without tokens that the model does not have, or that may not be drawn."""
-        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[: self._vocab_size]
+        bits = flags_of(mask)[: self._vocab_size]
         if not allows_eos:
             bits[[i for i in self._eos_token_ids if i < len(bits)]] = 0
-        return np.packbits(bits, bitorder="little").tobytes()
+        return bitmask_of_flags(bits)

@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import xgrammar
 
+from lora_serve.bitmask import bitmask_of
 from lora_serve.errors import InvalidRequestError
-from lora_serve.structured_output.backend import Vocabulary, bitmask_of, refusal
+from lora_serve.structured_output.backend import Vocabulary, refusal
 from lora_serve.structured_output.structural_tag import (
     INERT_FIELDS,
     JSONSchema,

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from lora_serve.bitmask import bitmask_of
 from lora_serve.distributed.group import Group
 from lora_serve.distributed.in_process import in_process_groups
 from lora_serve.distributed.shares import place_of
 from lora_serve.layers.divided_argmax import OPEN, DividedArgmax
 from lora_serve.sampling.specification.adjust import allowed_tokens
-from lora_serve.structured_output.backend import bitmask_of
 
 VOCAB_SIZE = 21  # shares begin within bytes of bitmasks
 

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from lora_serve.bitmask import bitmask_of, bitmask_of_one
 from lora_serve.errors import InvalidRequestError
 from lora_serve.structured_output.answers import Answers, GrammarCache
-from lora_serve.structured_output.backend import bitmask_of, load_backend
+from lora_serve.structured_output.backend import load_backend
 from lora_serve.structured_output.service import MaskReply
 from lora_serve.structured_output.wire import Open
-from lora_serve.structured_outputs import Guess, StructuredOutput, bitmask_of_one
+from lora_serve.structured_outputs import Guess, StructuredOutput
 from lora_serve.text.tokenizer import Tokenizer
 from tests.structured_output.conftest import require_xgrammar, vocabulary_of
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule
+from lora_serve.bitmask import bitmask_of
 from lora_serve.distributed.group import Group
 from lora_serve.distributed.in_process import InProcessGroup
 from lora_serve.distributed.shares import HeadChannels, RankPlace
@@ -33,7 +34,6 @@ from lora_serve.step import (
     SampleInput,
     SchedulerOutput,
 )
-from lora_serve.structured_output.backend import bitmask_of
 from lora_serve.worker.rank_server import RankLinks
 from lora_serve.worker.rank_shares import KVShares
 from lora_serve.worker.rank_wire import StepDecoder

@@ -10,8 +10,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
+from lora_serve.bitmask import allows, allows_any, common_bitmask
 from lora_serve.config import EngineConfig
 from lora_serve.errors import (
     GrammarUnavailableError,
@@ -24,11 +23,10 @@ from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.progress import RequestProgress
 from lora_serve.scheduler.request import Request, RequestStatus
 from lora_serve.scheduler.scheduler import Scheduler
-from lora_serve.step import leaves_any
 from lora_serve.structured_output.client import GrammarProcess
 from lora_serve.structured_output.service import GrammarService, MaskReply, NewTokens
 from lora_serve.structured_output.wire import GrammarSettings
-from lora_serve.structured_outputs import MaskedDrafts, allows
+from lora_serve.structured_outputs import MaskedDrafts
 
 PATIENCE_SECONDS = 0.003  # a step's, for masks; eight take a tenth of it (Zen 5)
 MOST_DRAFTS = 64  # in one reply: at a mask's limit of 0.1 s no process seems to hang
@@ -144,27 +142,18 @@ class RequestGrammars:
         if reply.is_finished:
             return request, None
         assert reply.bitmask is not None, "an answer that is not complete has no mask"
-        mask = _common(reply.bitmask, request.allowed)
+        mask = common_bitmask(reply.bitmask, request.allowed)
         if _leaves_any(request, mask):
             self._scheduler.mask_came(request, mask, _drawable(request, reply.drafts))
             return None
         return request, None if _may_end(reply.bitmask, request) else _nothing_left(request)
 
 
-def _common(bitmask: bytes, allowed: bytes | None) -> bytes:
-    """What both masks allow."""
-    if allowed is None:
-        return bitmask
-    size = min(len(bitmask), len(allowed))
-    both = np.frombuffer(bitmask, np.uint8, size) & np.frombuffer(allowed, np.uint8, size)
-    return both.tobytes()
-
-
 def _leaves_any(request: Request, mask: bytes, drafts: Sequence[int] = ()) -> bool:
     """Whether a mask allows a token that may be drawn behind a request's tokens, and drafts."""
     banned = request.banned_token_ids(request.num_tokens + len(drafts), drafts)
     is_as_it_was = request.allowed is None and not banned  # most often
-    return is_as_it_was or leaves_any(mask, banned)
+    return is_as_it_was or allows_any(mask, banned)
 
 
 def _drawable(request: Request, drafts: MaskedDrafts | None) -> MaskedDrafts | None:
@@ -177,7 +166,7 @@ def _drawable(request: Request, drafts: MaskedDrafts | None) -> MaskedDrafts | N
         return None  # the answer may begin with reasoning instead
     allowed, masks = request.allowed, list[bytes]()
     for count, token_id in enumerate(drafts.token_ids, 1):
-        mask = _common(drafts.bitmask_behind(count), allowed)
+        mask = common_bitmask(drafts.bitmask_behind(count), allowed)
         is_allowed = allowed is None or allows(allowed, token_id)
         if not (is_allowed and _leaves_any(request, mask, drafts.token_ids[:count])):
             break
@@ -188,7 +177,7 @@ def _drawable(request: Request, drafts: MaskedDrafts | None) -> MaskedDrafts | N
 def _may_end(bitmask: bytes, request: Request) -> bool:
     """Whether the grammar lets the answer end here."""
     allows_eos = any(allows(bitmask, token_id) for token_id in request.eos_token_ids)
-    return allows_eos or not leaves_any(bitmask, request.end_token_ids)
+    return allows_eos or not allows_any(bitmask, request.end_token_ids)
 
 
 def _nothing_left(request: Request) -> InvalidRequestError:

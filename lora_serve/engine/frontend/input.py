@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from lora_serve.bitmask import allows_any
 from lora_serve.engine.frontend.bad_words import BadWordEncoder
 from lora_serve.errors import InvalidRequestError, PromptTooLongError
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.messages import EngineReady, EngineRequest, TokenRules
 from lora_serve.prompts import Prompt, embeds_digests, verify_vocabulary
 from lora_serve.sampling_params import SamplingParams
-from lora_serve.step import leaves_any
 
 NO_THINKING = (
     "thinking_token_budget needs one token each that begins and ends the reasoning, as the chat "
@@ -123,7 +123,7 @@ def _check_rules(rules: TokenRules, params: SamplingParams, eos_token_ids: Seque
     forbidden = {word[-1] for word in rules.bad_words}
     if params.min_tokens:
         forbidden.update(eos_token_ids, params.stop_token_ids)
-    if not leaves_any(rules.allowed, list(forbidden)):
+    if not allows_any(rules.allowed, list(forbidden)):
         raise InvalidRequestError(
             "allowed_token_ids names no token but ends of bad_words, and of the answer with "
             f"min_tokens {params.min_tokens}; allow another one",

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from lora_serve.bitmask import allows
 from lora_serve.config import SpeculativeConfig
 from lora_serve.config.speculative import DRAFT_MODEL, LOOKED_UP
 from lora_serve.fuzz.oracle.draft_model import lone_guesses
@@ -21,7 +22,7 @@ from lora_serve.identity import AdapterRef, NoAdapter
 from lora_serve.messages import EngineOutput
 from lora_serve.speculation.row_costs import RowCosts
 from lora_serve.step import ScheduledRequest, SchedulerOutput
-from lora_serve.structured_outputs import StructuredOutput, allows
+from lora_serve.structured_outputs import StructuredOutput
 
 MOST_REPEATABLE = 4
 DRAFT_MODEL_SHARE = 0.12  # of the traces in which n-grams would guess

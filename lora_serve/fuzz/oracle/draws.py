@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from lora_serve.bitmask import bitmask_of
 from lora_serve.fuzz.oracle.content import EOS, VOCAB_SIZE
 from lora_serve.fuzz.oracle.drafts import Asked
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, ROW_BYTES
@@ -17,7 +18,6 @@ from lora_serve.fuzz.oracle.loader import INVOCATION
 from lora_serve.fuzz.oracle.lone_answers import holds, lone_answer
 from lora_serve.messages import NO_RULES, TokenRules
 from lora_serve.pooling import PoolingParams, PoolingType
-from lora_serve.structured_output.backend import bitmask_of
 from lora_serve.structured_outputs import ReasoningTokens, StructuredOutput
 
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lora_serve.structured_output.backend import bitmask_of
+from lora_serve.bitmask import bitmask_of
 from lora_serve.structured_output.service import MaskReply, NewTokens
 from lora_serve.structured_outputs import NO_GUESS, Guess, MaskedDrafts, StructuredOutput
 

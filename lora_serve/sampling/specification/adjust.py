@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from lora_serve.bitmask import flags_of
 from lora_serve.sampling.specification.weights import FloatRow
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
@@ -38,7 +39,7 @@ def adjusted(row: FloatRow, item: SampleInput) -> FloatRow:
 
 def allowed_tokens(bitmask: bytes, vocab_size: int) -> NDArray[np.bool_]:
     """(V): which tokens a SampleInput.bitmask allows."""
-    bits = np.unpackbits(np.frombuffer(bitmask, np.uint8), bitorder="little")[:vocab_size]
+    bits = flags_of(bitmask)[:vocab_size]
     allowed = np.zeros(vocab_size, np.bool_)
     allowed[: len(bits)] = bits
     return allowed

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lora_serve.bitmask import bitmask_of
 from lora_serve.ops._cpu import Backend, usable_paths
 from lora_serve.ops.cpu.linear import CpuLinears, CpuScreen
 from lora_serve.ops.cpu.packing import CpuPacking
@@ -20,7 +21,6 @@ from lora_serve.sampling.specification.sampler import sample
 from lora_serve.sampling.specification.weights import relative_weights
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
-from lora_serve.structured_output.backend import bitmask_of
 
 UNDECIDED = -1
 VOCAB_SIZE, WIDTH = 3999, 96

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lora_serve.bitmask import bitmask_of
 from lora_serve.ops._cpu import Backend, PackedScreen, usable_paths
 from lora_serve.ops.cpu.dtypes import DTYPE_CODES
 from lora_serve.ops.cpu.linear import CpuLinears
@@ -17,7 +18,6 @@ from lora_serve.ops.cpu.packing import CpuPacking
 from lora_serve.ops.cpu.recording import Recorder
 from lora_serve.ops.cpu.weights import PackedLinear, pack_linear
 from lora_serve.sampling.specification.adjust import allowed_tokens
-from lora_serve.structured_output.backend import bitmask_of
 
 UNDECIDED = -1
 
