@@ -31,6 +31,7 @@ from lora_serve.server.http.errors import (
     error_response,
 )
 from lora_serve.server.http.paced_input import PacedInput, ParsingTurns
+from lora_serve.server.http.standstill import once_more
 from lora_serve.server.http.system_limits import allowed_connections, limit_unread
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -54,12 +55,16 @@ class HTTPConnection(Protocol):
     on_response_complete: called when a cycle's last bytes were written; begins with the request
     that has come meanwhile.
     send_400_response: called with a text when what came is no HTTP.
+    timeout_keep_alive_handler: called when no request has followed an answer in time, by the clock
+    timeout_keep_alive_task, which is stopped when anything comes.
     """
 
     cycle: Cycle | None
     scope: Scope
     on_response_complete: Callable[[], None]
     send_400_response: Callable[[str], None]
+    timeout_keep_alive_handler: Callable[[], None]
+    timeout_keep_alive_task: asyncio.TimerHandle | None
 
     def connection_made(self, transport: asyncio.Transport | PacedInput) -> None: ...
 
@@ -160,6 +165,8 @@ class GuardedConnection(asyncio.Protocol):
         self._inner = inner
         self._inner_has_answered = inner.on_response_complete
         inner.on_response_complete = self._has_answered
+        self._inner_is_unused = inner.timeout_keep_alive_handler
+        inner.timeout_keep_alive_handler = self._seems_unused
         inner.send_400_response = self._refuse_other_protocols
         self._connections = connections
         self._transport: asyncio.Transport | None = None
@@ -284,7 +291,7 @@ class GuardedConnection(asyncio.Protocol):
     def _await_head(self) -> None:
         """Start the clock at the connection's beginning or first byte: later bytes add no time."""
         if self._clock is None and self._connections.head_timeout:
-            self._start_clock(self._connections.head_timeout, self._head_is_late)
+            self._start_clock(self._connections.head_timeout, self._head_seems_late)
 
     def _head_has_come(self) -> None:
         self._stop_clock()
@@ -295,6 +302,16 @@ class GuardedConnection(asyncio.Protocol):
         self._inner_has_answered()
         if not self.is_answering:
             self._connections.note_idle(self)
+
+    def _head_seems_late(self) -> None:
+        assert self._clock is not None, "a clock has rung"
+        self._clock = once_more(self._clock, self._head_is_late)
+
+    def _seems_unused(self) -> None:
+        """Do as for a late head, where uvicorn would close a connection that it kept alive."""
+        clock = self._inner.timeout_keep_alive_task
+        assert clock is not None, "a clock has rung"
+        self._inner.timeout_keep_alive_task = once_more(clock, self._inner_is_unused)
 
     def _head_is_late(self) -> None:
         if not self._num_head_bytes:

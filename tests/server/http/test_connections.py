@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -16,6 +16,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lora_serve.config import ServerConfig
+from lora_serve.server.http import connections
 from lora_serve.server.http.connections import MAX_HEAD_BYTES
 from tests.fakes.engine import FakeEngine
 from tests.server.clients import eventually, serving
@@ -149,6 +150,74 @@ async def test_an_answer_may_take_longer_than_a_head(engine: FakeEngine, serve: 
         assert (await answer).startswith(b"HTTP/1.1 200 ")
         wire[1].write(b"b: c\r\n")
         await rest_of(wire[0])
+        wire[1].close()
+
+
+# ── a process that stands still ─────────────────────────────────────────────────────────────────
+
+
+def stand_still(seconds: float, meanwhile: Callable[[], object]) -> None:
+    """Have the event loop look for what has come, find nothing, and be stopped for so long then.
+
+    So it is when a process is stopped (SIGSTOP), or its machine, while it waits for clients.
+    """
+    selector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
+
+    def select(timeout: float | None) -> list[object]:
+        del selector.select
+        meanwhile()
+        time.sleep(seconds)
+        return []
+
+    selector.select = select
+
+
+@pytest.fixture(params=["first", "second"])
+async def asked_meanwhile(
+    request: pytest.FixtureRequest, serve: Serve
+) -> AsyncIterator[Callable[[], Awaitable[bytes]]]:
+    """Answers a request that comes while the server stands still beyond its connection's time.
+
+    It is the first on the connection, or the second one, before which this was kept alive.
+    """
+    is_first = request.param == "first"
+    settings = {"request_head_timeout": 0.2} if is_first else {"http_timeout_keep_alive": 1}
+    async with serve(**settings) as url:
+        wire = await connect(url)
+        await asyncio.sleep(0.05)  # it is accepted
+        if not is_first:
+            await answer_on(wire, VERSION)
+        client = wire[1].get_extra_info("socket")
+
+        async def ask() -> bytes:
+            stand_still(1.2, lambda: socket.socket.send(client._sock, VERSION))
+            return await answer_on(wire, b"")
+
+        yield ask
+        wire[1].close()
+
+
+async def test_what_comes_while_the_server_stands_still_is_answered(
+    asked_meanwhile: Callable[[], Awaitable[bytes]],
+) -> None:
+    assert (await asked_meanwhile()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_clock_that_is_believed_at_once_would_lose_it(
+    asked_meanwhile: Callable[[], Awaitable[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "once_more", lambda _, then: then())
+    with pytest.raises(ConnectionResetError):
+        await asked_meanwhile()
+
+
+async def test_a_client_that_stood_still_with_the_server_has_its_time_yet(serve: Serve) -> None:
+    async with serve(request_head_timeout=0.2) as url:
+        wire = await connect(url)
+        await asyncio.sleep(0.05)
+        stand_still(1.0, lambda: None)
+        await asyncio.sleep(0.1)
+        assert (await answer_on(wire, VERSION)).startswith(b"HTTP/1.1 200 ")
         wire[1].close()
 
 
