@@ -17,6 +17,7 @@ from lora_serve.chat.formats import AUTO, reasoning_format
 from lora_serve.engine.frontend.bad_words import BadWordEncoder
 from lora_serve.engine.frontend.input import InputProcessor
 from lora_serve.engine.frontend.pooling_defaults import pooling_defaults
+from lora_serve.engine.frontend.rank_checks import warn_of_shared_cores
 from lora_serve.engine.frontend.startup_checks import check_startup
 from lora_serve.engine.in_process import InProcessEngine, Job
 from lora_serve.engine.settings import engine_config
@@ -63,6 +64,7 @@ class LLM:
     def __init__(self, model: str, **settings: Any) -> None:
         self.config = engine_config(model=model, **settings)
         check_startup(self.config)
+        warn_of_shared_cores(self.config)
         self.tokenizer = Tokenizer(
             self.config.model.tokenizer or model, self.config.model.revision, model=model
         )

@@ -6,11 +6,11 @@ import argparse
 import asyncio
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -46,6 +46,8 @@ SERVER_FLAGS = (
     "--batch-invariant",  # as it always is on CPUs; on a GPU rounding would be taken for faults
 )
 WORLD_SIZES = (1, 2, 3, 4)
+
+Choice = TypeVar("Choice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,7 @@ def possible_ranks(config: EngineConfig, reduce: str = GATHER) -> tuple[int, ...
         parallel = ParallelConfig(tensor_parallel_size=size, tensor_parallel_reduce=reduce)
         return replace(config, parallel=parallel)
 
-    return tuple(size for size in WORLD_SIZES if _can_start(of_size(size)))
+    return tuple(size for size in WORLD_SIZES if _can_start(of_size, size))
 
 
 def other_impls(config: EngineConfig, adapters: Sequence[Path] = ()) -> tuple[str, ...]:
@@ -174,7 +176,7 @@ def other_impls(config: EngineConfig, adapters: Sequence[Path] = ()) -> tuple[st
         or open_device(config.model.device).torch_device.type != "cpu"
     ):
         return ()
-    if not all(_can_start(run_by(impl)) for impl in (OWN_IMPL, TRANSFORMERS_IMPL)):
+    if not all(_can_start(run_by, impl) for impl in (OWN_IMPL, TRANSFORMERS_IMPL)):
         return ()
     other = run_by(TRANSFORMERS_IMPL)
     return (TRANSFORMERS_IMPL,) if all(_serves(other, path) for path in adapters) else ()
@@ -192,9 +194,10 @@ def _serves(config: EngineConfig, adapter: Path) -> bool:
     return True
 
 
-def _can_start(config: EngineConfig) -> bool:
+def _can_start(config_of: Callable[[Choice], EngineConfig], choice: Choice) -> bool:
+    """Whether there can be such a config, and an engine of it."""
     try:
-        check_startup(config)
+        check_startup(config_of(choice))
     except LoraServeError:
         return False
     return True

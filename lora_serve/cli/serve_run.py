@@ -27,6 +27,7 @@ from lora_serve.config.model import AUTO, SMOLLM2
 from lora_serve.config.refusals import Refusals
 from lora_serve.config.setting import flag_name
 from lora_serve.engine.frontend.engine_process import EngineProcess
+from lora_serve.engine.frontend.rank_checks import check_ranks, warn_of_shared_cores
 from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.opening import check_tiers
 from lora_serve.observability.log import set_up_logging
@@ -61,6 +62,8 @@ def run_serve(args: argparse.Namespace) -> int:
     _warn_of_idle_flags(args, engine)
     if fleet.replicas is not None:
         return _run_replicas(engine, server, fleet, catalog)
+    check_ranks(engine)
+    warn_of_shared_cores(engine)
     with ExitStack() as stack:
         # It imports what engines need while the checks import what they need: seconds, each.
         process = stack.enter_context(closing(EngineProcess()))

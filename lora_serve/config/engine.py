@@ -11,7 +11,8 @@ from lora_serve.config.kv_tiers import KVTierConfig
 from lora_serve.config.limits import LimitsConfig
 from lora_serve.config.log import LogConfig
 from lora_serve.config.lora import LoRAConfig
-from lora_serve.config.model import AUTO, RANDOM_WEIGHTS, ModelConfig
+from lora_serve.config.model import AUTO, RANDOM_WEIGHTS, TRANSFORMERS_IMPL, ModelConfig
+from lora_serve.config.overrides import REFERENCE, backend_of, refuse_reference_sums
 from lora_serve.config.parallel import ParallelConfig
 from lora_serve.config.scheduler import SchedulerConfig
 from lora_serve.config.speculative import DRAFT_MODEL, TOKENS_TAKEN_IN, SpeculativeConfig
@@ -50,6 +51,7 @@ class EngineConfig:
                 "--kv-events-config: events tell what the prefix cache holds, and "
                 "--no-enable-prefix-caching leaves it empty; leave out one of them"
             )
+        self._check_ranks()
         served = self.model.served_model_name or (self.model.model,)
         for name, _ in self.lora.modules:
             if any(name == base or name.startswith(f"{base}:") for base in served):
@@ -57,6 +59,18 @@ class EngineConfig:
                     f"--lora-modules {name}: the model itself is served as {', '.join(served)}; "
                     "choose another name"
                 )
+
+    def _check_ranks(self) -> None:
+        size = self.parallel.tensor_parallel_size
+        if size == 1:
+            return
+        if REFERENCE in map(backend_of, self.model.override_op):
+            raise refuse_reference_sums(size)
+        if self.model.model_impl == TRANSFORMERS_IMPL:
+            raise ConfigError(
+                f"--tensor-parallel-size {size} does not go with --model-impl {TRANSFORMERS_IMPL}, "
+                "whose modules are not divided among ranks; leave out one of them"
+            )
 
     @property
     def draft_model(self) -> DraftModelConfig | None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lora_serve.config.setting import read_quantities, require_at_least, require_choices, setting
+from lora_serve.config.overrides import check_overrides
+from lora_serve.config.setting import (
+    read_quantities,
+    require_at_least,
+    require_at_most,
+    require_choices,
+    setting,
+)
 from lora_serve.errors import ConfigError
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -23,6 +30,7 @@ STORED_QUANTIZATIONS = tuple(
 AUTO, RANDOM_WEIGHTS = "auto", "dummy"
 SMOLLM2 = "smollm2"  # the model that is fetched by this name
 OWN_IMPL, TRANSFORMERS_IMPL = "lora_serve", "transformers"
+MOST_CPU_THREADS = 2048  # above the cores of all but the very largest machines
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 
 
@@ -178,7 +186,9 @@ class ModelConfig:
         require_at_least(-1, "--max-logprobs", self.max_logprobs)
         require_at_least(1, "--max-n", self.max_n)
         require_at_least(1, "--cpu-threads", self.cpu_threads)
+        require_at_most(MOST_CPU_THREADS, "--cpu-threads", self.cpu_threads)
         require_at_least(1, "--max-cudagraph-capture-size", self.max_cudagraph_capture_size)
+        check_overrides(self.override_op)
         if self.pooler_config is not None:
             from lora_serve.config.pooler import parse_pooler_config  # imports numpy
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lora_serve.config.setting import require_at_least, require_choices, setting
+from lora_serve.errors import ConfigError
 
-GATHERS = ("auto", "shared_memory", "gloo", "nccl")
+NCCL = "nccl"
+GATHERS = ("auto", "shared_memory", "gloo", NCCL)
 NUM_SEGMENTS = 8  # of --tensor-parallel-reduce segments: part of the numerics
 GATHER, SEGMENTS, ALL_REDUCE = "gather", "segments", "all-reduce"
 
@@ -44,10 +46,28 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         require_choices(self)
-        require_at_least(1, "--tensor-parallel-size", self.tensor_parallel_size)
+        size = self.tensor_parallel_size
+        require_at_least(1, "--tensor-parallel-size", size)
+        if self.tensor_parallel_reduce == SEGMENTS and NUM_SEGMENTS % size:
+            fitting = [str(each) for each in range(1, NUM_SEGMENTS) if not NUM_SEGMENTS % each]
+            raise ConfigError(
+                f"--tensor-parallel-reduce {SEGMENTS}: {size} ranks would cut some of the "
+                f"{NUM_SEGMENTS} segments; choose {', '.join(fitting)} or {NUM_SEGMENTS} ranks, or "
+                f"--tensor-parallel-reduce {GATHER}"
+            )
 
     @property
     def num_segments(self) -> int:
         """How many sums make one of attention's outputs, or of the MLP's."""
         nums = {GATHER: 1, SEGMENTS: NUM_SEGMENTS, ALL_REDUCE: self.tensor_parallel_size}
         return nums[self.tensor_parallel_reduce]
+
+    @property
+    def num_ranks_in_answers(self) -> int:
+        """How many ranks answers depend on: 1 where they are the same at any number."""
+        return self.tensor_parallel_size if self.tensor_parallel_reduce == ALL_REDUCE else 1
+
+
+def above_limit(num_ranks: int, limit: str) -> ConfigError:
+    """More ranks than there are of something that each needs one of."""
+    return ConfigError(f"--tensor-parallel-size {num_ranks} is above {limit}; lower it")

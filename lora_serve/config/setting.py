@@ -32,6 +32,11 @@ def require_at_least(low: float, flag: str, value: float | None) -> None:
         raise ConfigError(f"{flag} {value} must be at least {low}")
 
 
+def require_at_most(high: float, flag: str, value: float | None) -> None:
+    if value is not None and value > high:
+        raise ConfigError(f"{flag} {value} must be at most {high}")
+
+
 def read_quantities(config: Any) -> None:
     """Turn texts into the numbers that they stand for. Every config with quantities calls it.
 

@@ -20,6 +20,11 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lora_serve.config import CatalogConfig, EngineConfig, FleetConfig, ServerConfig
+from lora_serve.engine.frontend.rank_checks import (
+    check_ranks,
+    has_gpu_driver,
+    warn_of_shared_cores,
+)
 from lora_serve.errors import ConfigError
 from lora_serve.fleet.ingress import ingress_app
 from lora_serve.fleet.lost_replicas import run_of
@@ -40,7 +45,6 @@ if TYPE_CHECKING:
 
 OBJECT_STORE_BYTES = 128 * 2**20  # for bodies on their way; those below 100 KB need none
 _PREFIX = "lora-serve-fleet-"
-_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # of NVIDIA's GPUs; the second in Windows' Linux
 # Read when Ray is imported. Its deduplication drops lines of one replica that differ from another's
 # in numbers alone, the audit's among them. It runs its workers at a niceness of 15, where replicas
 # would stand behind all else on the machine, the process that listens for them included.
@@ -66,7 +70,9 @@ def check_fleet(engine: EngineConfig, server: ServerConfig, fleet: FleetConfig) 
             "--kv-events-config does not go with --replicas, which would all publish at one "
             "address; start servers of their own instead"
         )
+    check_ranks(engine)
     _check_ranks(engine, fleet)
+    warn_of_shared_cores(engine, _most_replicas(fleet))
     _import_ray()
 
 
@@ -169,7 +175,7 @@ def placed(engine: EngineConfig) -> EngineConfig:
 
 def num_cards() -> int:
     """How many GPUs torch sees here. It is imported only where they have a driver."""
-    if not any(map(os.path.exists, _DRIVERS)):
+    if not has_gpu_driver():
         return 0
     import torch
 

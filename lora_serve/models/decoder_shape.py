@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Self
 
+from lora_serve.config.parallel import above_limit
 from lora_serve.distributed.shares import Evenly, HeadChannels, Heads, RankPlace
 from lora_serve.errors import ConfigError
 from lora_serve.layers.rotary import HeadOrder
@@ -144,10 +145,7 @@ class DecoderShape:
             counts["channels of an expert"] = self.mixture.intermediate_size
         what = min(counts, key=lambda each: counts[each])
         if world_size > counts[what]:
-            raise ConfigError(
-                f"--tensor-parallel-size {world_size} is above the model's {counts[what]} {what}; "
-                "lower it"
-            )
+            raise above_limit(world_size, f"the model's {counts[what]} {what}")
         self._check_segments(RankPlace(0, world_size))
 
     def _check_segments(self, place: RankPlace) -> None:

@@ -17,6 +17,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from lora_serve.config.overrides import ALL_OPS, ROWWISE_OPS, backend_of, overridden_op
 from lora_serve.errors import ConfigError
 from lora_serve.ops.contract import (
     LinearKernels,
@@ -32,11 +33,7 @@ logger = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 
-ROWWISE_OPS = (
-    *("embed", "rms_norm", "add_rms_norm", "layer_norm", "add", "scale"),
-    *("silu_and_mul", "gelu_tanh_and_mul", "gelu_tanh", "soft_cap"),
-)
-# What `--override-op` names, and the fields of `Ops` that it swaps together.
+# The fields of `Ops` that `--override-op` swaps together, by what it names.
 OP_GROUPS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(ROWWISE_OPS, ("rowwise",)),
     "linear": (
@@ -110,21 +107,6 @@ def choose_ops(
     return override_ops(backends.get("cpu", REFERENCE), overrides, backends)
 
 
-def overridden_group(override: str) -> str:
-    """The group of kernels that GROUP=BACKEND is about.
-
-    Raises:
-        ConfigError: naming the group that does not exist, and those that do.
-    """
-    group = override.partition("=")[0]
-    if group not in (*OP_GROUPS, "all"):
-        raise ConfigError(
-            f"--override-op {override}: unknown op {group!r}; known are {sorted(OP_GROUPS)} "
-            "and 'all'"
-        )
-    return group
-
-
 def override_ops(ops: Ops, overrides: Sequence[str], backends: dict[str, Ops]) -> Ops:
     """Swap groups of kernels as `--override-op GROUP=BACKEND` asks; the group "all" is every one.
 
@@ -133,7 +115,7 @@ def override_ops(ops: Ops, overrides: Sequence[str], backends: dict[str, Ops]) -
             backend that works on another device.
     """
     for override in overrides:
-        group, backend = overridden_group(override), override.partition("=")[2]
+        group, backend = overridden_op(override), backend_of(override)
         if backend not in backends:
             raise ConfigError(
                 f"--override-op {override}: backend {backend!r} is not available; these are: "
@@ -145,7 +127,7 @@ def override_ops(ops: Ops, overrides: Sequence[str], backends: dict[str, Ops]) -
             raise ConfigError(
                 f"--override-op {override}: it works on {source.device}, the others on {ops.device}"
             )
-        ops = source if group == "all" else _swap(ops, group, source)
+        ops = source if group == ALL_OPS else _swap(ops, group, source)
     return ops
 
 

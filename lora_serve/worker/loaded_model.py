@@ -11,10 +11,10 @@ import torch
 
 from lora_serve.config import ModelConfig
 from lora_serve.config.model import RANDOM_WEIGHTS
+from lora_serve.config.overrides import REFERENCE, refuse_reference_sums
 from lora_serve.distributed.agreement import least
 from lora_serve.distributed.group import ALONE, ROOT, Group
 from lora_serve.distributed.shares import place_of
-from lora_serve.errors import ConfigError
 from lora_serve.gguf.header import forget_header
 from lora_serve.model_info import Vocabulary
 from lora_serve.models.base import Model, ModelSpec
@@ -178,11 +178,8 @@ def _chosen_ops(config: ModelConfig, device: torch.device, world_size: int) -> O
         config.overlap_launches,
     )
     ops = with_screening(ops, config.lm_head_screen)
-    if world_size > 1 and "reference" in ops.numerics:
-        raise ConfigError(
-            f"--tensor-parallel-size {world_size}: the reference kernels sum in torch's order, "
-            "which may change with the size of a layer; leave out --override-op"
-        )
+    if world_size > 1 and REFERENCE in ops.numerics:
+        raise refuse_reference_sums(world_size)
     if config.quantizes_to is None:
         return ops
     quantization = Quantization(FORMATS[config.quantizes_to], config.quantize_activations)

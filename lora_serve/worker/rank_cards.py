@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 
 from lora_serve.config import ParallelConfig
+from lora_serve.config.parallel import NCCL
 from lora_serve.distributed.agreement import LOAD_SECONDS
 from lora_serve.distributed.group import Group, exchange
 from lora_serve.errors import ConfigError, RankLostError
 from lora_serve.worker.device import Device
 
-NCCL = "nccl"
 _NAP_SECONDS = 0.00005  # between two looks at the card, whose next step is there already
 
 

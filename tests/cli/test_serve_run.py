@@ -93,12 +93,12 @@ def test_all_that_needs_no_weights_is_refused_at_once(model_path: Path, tmp_path
         told = refusals(
             *(str(model), "--host", "127.0.0.1", "--port", str(port)),
             *("--chat-template", "/none", "--max-model-len", "1000000", "--tokenizer", "/none"),
-            *("--override-op", "lore=reference", "--kv-disk-path", "/proc/kv"),
+            *("--kv-disk-path", "/proc/kv"),
             *("--enable-lora", "--lora-modules", "a=/none"),
         )
     assert told[0].startswith(f"cannot listen on --host 127.0.0.1 --port {port}: ")
     assert [next(word for word in line.split() if "-" in word or "/" in word) for line in told] == [
-        *("--host", "--chat-template", "--max-model-len", "--override-op", "/none:"),
+        *("--host", "--chat-template", "--max-model-len", "/none:"),
         *("--kv-disk-path", "--lora-modules"),
     ]
 
@@ -146,8 +146,29 @@ def test_smollm2_is_served_from_the_file_that_was_fetched(
 
 
 def test_every_group_of_settings_that_cannot_be_is_told() -> None:
-    told = refusals("--port", "70000", "--block-size", "3", "--max-loras", "0")
-    assert [line.split()[0] for line in told] == ["--port", "--block-size", "--max-loras"]
+    told = refusals(
+        *("--port", "70000", "--block-size", "3", "--max-loras", "0"),
+        *("--override-op", "lore=reference", "--override-op", "linear=gpu"),
+    )
+    assert [line.split()[0] for line in told] == [
+        *("--port", "--override-op", "--override-op", "--block-size", "--max-loras")
+    ]
+
+
+@pytest.mark.parametrize("replicas", [(), ("--replicas", "2")])
+def test_ranks_that_cannot_be_are_refused_before_torch_is_imported(
+    model_path: Path, tmp_path: Path, replicas: tuple[str, ...]
+) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    flags = ("--port", "0", "--device", "cpu", "-tp", "1000", *replicas)
+    server = start(str(model_path), *flags, PYTHONPATH=path)
+    _, told = server.communicate(timeout=60)
+    assert server.returncode == 2, told
+    heads, cores = told.splitlines()
+    refused = "lora-serve: error: --tensor-parallel-size 1000 is above the"
+    assert re.fullmatch(rf"{refused} model's \d+ attention heads; lower it", heads)
+    assert re.fullmatch(rf"{refused} \d+ cores that may be used; lower it", cores)
 
 
 def test_the_demos_model_is_not_made_for_a_server_that_is_refused() -> None:

@@ -27,6 +27,7 @@ from lora_serve.llm import LLM
         (lambda: ModelConfig(cpu_threads=-1), "--cpu-threads -1 must be at least 1"),
         (lambda: ModelConfig(max_logprobs=-2), "--max-logprobs -2 must be at least -1"),
         (lambda: ServerConfig(max_body_bytes=0), "--max-body-bytes 0 must be at least 1"),
+        (lambda: ModelConfig(cpu_threads=5000), "--cpu-threads 5000 must be at most 2048"),
         (
             lambda: LimitsConfig(max_num_queued_reqs=-2),
             "--max-num-queued-reqs -2 must be at least -1",
@@ -46,6 +47,47 @@ def test_a_number_that_cannot_be_is_refused_with_its_limit(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"override_op": ("linear=reference",)}, "2: the reference kernels .* leave out --overr"),
+        ({"model_impl": "transformers"}, "2 does not go with --model-impl transformers, whose"),
+    ],
+)
+def test_what_does_not_go_with_ranks_is_refused_from_the_settings_alone(
+    settings: dict[str, object], told: str
+) -> None:
+    engine_config(**settings)
+    with pytest.raises(ConfigError, match=f"^--tensor-parallel-size {told}"):
+        engine_config(tensor_parallel_size=2, **settings)
+
+
+def test_ranks_that_no_segments_can_have_are_refused_with_those_that_can() -> None:
+    for size in (1, 2, 4, 8):
+        engine_config(tensor_parallel_size=size, tensor_parallel_reduce="segments")
+    with pytest.raises(ConfigError) as caught:
+        engine_config(tensor_parallel_size=3, tensor_parallel_reduce="segments")
+    assert str(caught.value) == (
+        "--tensor-parallel-reduce segments: 3 ranks would cut some of the 8 segments; choose "
+        "1, 2, 4 or 8 ranks, or --tensor-parallel-reduce gather"
+    )
+
+
+def test_every_override_that_cannot_be_is_told_in_a_line() -> None:
+    wrong = ("lore=reference", "linear=gpu", "linear", "rms_norm=reference", "=cpu")
+    with pytest.raises(ConfigError) as caught:
+        engine_config(override_op=wrong)
+    lines = str(caught.value).splitlines()
+    assert [line.partition(";")[0] for line in lines] == [
+        "--override-op lore=reference: unknown op 'lore'",
+        "--override-op linear=gpu: unknown backend 'gpu'",
+        "--override-op linear: unknown backend ''",
+        "--override-op =cpu: unknown op ''",
+    ]
+    assert "choose one of embed, rms_norm," in lines[0]
+    assert lines[1].endswith("; write OP=BACKEND with one of cpu, reference, triton")
 
 
 def test_a_size_may_be_a_text_wherever_it_is_set() -> None:

@@ -20,8 +20,10 @@ from lora_serve.config import (
     ParallelConfig,
     ServerConfig,
 )
+from lora_serve.engine.frontend import rank_checks
 from lora_serve.errors import ConfigError
 from lora_serve.fleet import local
+from lora_serve.ops.cpu import threads
 
 HELP = """
 import sys
@@ -94,6 +96,7 @@ def test_ranks_of_replicas_have_a_core_each(
     parallel: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "default_num_threads", lambda: 7)
+    monkeypatch.setattr(threads, "default_num_threads", lambda: 7)
     engine = EngineConfig(parallel=ParallelConfig(**parallel))
     with pytest.raises(ConfigError, match=told):
         local.check_fleet(engine, ServerConfig(), FleetConfig(replicas=2))
@@ -187,7 +190,7 @@ def test_a_replica_that_cannot_be_started_is_tried_once_and_says_why(
 def test_no_torch_is_imported_to_find_that_there_is_no_driver_of_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(local, "_DRIVERS", (str(tmp_path / "nvidiactl"),))
+    monkeypatch.setattr(rank_checks, "GPU_DRIVERS", (str(tmp_path / "nvidiactl"),))
     monkeypatch.setitem(sys.modules, "torch", None)
     assert local.num_cards() == 0
     (tmp_path / "nvidiactl").touch()

@@ -7,12 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lora_serve.config.overrides import BACKENDS as NAMED_BACKENDS
+from lora_serve.config.overrides import OPS, ROWWISE_OPS
 from lora_serve.errors import ConfigError
 from lora_serve.ops.contract import Ops, RowwiseKernels, Runtime
 from lora_serve.ops.reference import REFERENCE
 from lora_serve.ops.select import (
     CPU,
-    ROWWISE_OPS,
+    OP_GROUPS,
     available_ops,
     choose_ops,
     machine_numerics,
@@ -71,6 +73,11 @@ def test_a_rowwise_kernel_is_swapped_alone(name: str) -> None:
 def test_every_rowwise_kernel_can_be_named() -> None:
     methods = [name for name in vars(RowwiseKernels) if not name.startswith("_")]
     assert sorted(methods) == sorted(ROWWISE_OPS)
+
+
+def test_what_can_be_named_is_what_there_is() -> None:
+    assert sorted(OPS) == sorted([*OP_GROUPS, "all"])
+    assert set(available_ops()) <= set(NAMED_BACKENDS)
 
 
 def test_kernels_of_two_backends_are_not_recorded_by_the_rules_of_one() -> None:

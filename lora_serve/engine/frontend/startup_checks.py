@@ -20,6 +20,7 @@ from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig, ParallelCon
 from lora_serve.config.model import RANDOM_WEIGHTS
 from lora_serve.config.refusals import Refusals
 from lora_serve.engine.frontend.pooling_defaults import pooling_defaults
+from lora_serve.engine.frontend.rank_checks import check_cores
 from lora_serve.engine.kv_event_sockets import check_endpoints
 from lora_serve.errors import (
     AdapterNotFoundError,
@@ -55,8 +56,6 @@ def check_startup(config: EngineConfig) -> None:
         adapted = _check_model(config.model, config.parallel)
     with refusals.noted():
         _check_draft_model(config)
-    with refusals.noted():
-        _check_kernels(config.model)
     with refusals.noted():
         _check_weights_cache(config.model)
     with refusals.noted():
@@ -163,32 +162,15 @@ def _check_fits(model: ModelConfig, spec: ModelSpec, dtype: str) -> None:
 
 def _check_ranks(config: EngineConfig) -> None:
     """Refuse ranks that this machine cannot run, and what does not go with any."""
-    size = config.parallel.tensor_parallel_size
-    if size == 1:
+    if config.parallel.tensor_parallel_size == 1:
         return
-    from lora_serve.ops.cpu.numa import AUTO, rank_shares
-    from lora_serve.ops.cpu.threads import default_num_threads
     from lora_serve.worker.device import names_gpu  # imports torch
-    from lora_serve.worker.rank_cards import NCCL, check_cards
+    from lora_serve.worker.rank_cards import check_cards
 
     if names_gpu(config.model.device):
         check_cards(config.parallel)
-        return
-    refusals = Refusals()
-    flag, cores = f"--tensor-parallel-size {size}", default_num_threads()
-    if config.parallel.tensor_parallel_backend == NCCL:
-        refusals.note(
-            ConfigError(
-                f"--tensor-parallel-backend {NCCL} is between GPUs, and ranks are on the CPU here; "
-                "leave it out, or add --device cuda"
-            )
-        )
-    if size > cores:
-        refusals.note(ConfigError(f"{flag} is above the {cores} cores that may be used; lower it"))
-    elif config.parallel.cpu_ranks == AUTO:
-        with refusals.noted():
-            rank_shares(size)
-    refusals.raise_noted()
+    else:
+        check_cores(config.parallel)
 
 
 def _check_tokenizer(config: ModelConfig) -> None:
@@ -213,16 +195,6 @@ def _check_weights_cache(config: ModelConfig) -> None:
         from lora_serve.models.kept_weights.cache import open_cache  # imports torch
 
         open_cache(Path(config.weights_cache_path)).close()
-
-
-def _check_kernels(config: ModelConfig) -> None:
-    from lora_serve.ops.select import overridden_group  # imports torch
-
-    refusals = Refusals()
-    for override in config.override_op:
-        with refusals.noted():
-            overridden_group(override)
-    refusals.raise_noted()
 
 
 def _check_adapter(name: str, path: str, config: LoRAConfig, adapted: Adapted) -> None:

@@ -19,8 +19,9 @@ from lora_serve.errors import ConfigError
 def test_it_tells_what_no_engine_can_start_with_and_goes_on(model_path: Path) -> None:
     with closing(EngineProcess()) as process:
         process.spawn()
-        process.begin_check(engine_config(model=str(model_path), override_op=("x=y", "z=y")))
-        with pytest.raises(ConfigError, match=r"(?s)x.*z"):
+        wrong = engine_config(model=str(model_path), max_model_len=10**9, tokenizer="/z")
+        process.begin_check(wrong)
+        with pytest.raises(ConfigError, match=r"(?s)--max-model-len.*/z"):
             process.end_check()
         process.begin_check(engine_config(model=str(model_path)))
         process.end_check()

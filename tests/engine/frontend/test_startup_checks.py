@@ -147,14 +147,6 @@ def test_a_draft_model_that_no_memory_holds_is_refused(model: Path, draft_model:
     assert "bytes at least, and" in draft_refusal(model, draft_model)
 
 
-def test_a_kernel_that_does_not_exist_is_refused(model: Path) -> None:
-    told = refusal(model, override_op=("lore=reference", "linear=reference", "emb=reference"))
-    assert [line.split(":")[0] for line in told.splitlines()] == [
-        "--override-op lore=reference",
-        "--override-op emb=reference",
-    ]
-
-
 def test_a_library_of_grammars_that_is_not_installed_is_refused_in_one_line(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +252,7 @@ def test_all_that_is_wrong_is_one_error(model: Path) -> None:
                 model=str(model),
                 enable_lora=True,
                 lora_modules=("a=/none", "b=/none"),
-                override_op=("lore=reference",),
+                max_model_len=10**6,
                 kv_disk_path="/proc/kv",
             )
         )
