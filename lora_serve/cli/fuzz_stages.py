@@ -20,7 +20,7 @@ from lora_serve.cli.arguments import add_config_arguments, engine_config, server
 from lora_serve.cli.parser import OneLineParser
 from lora_serve.config import EngineConfig, ModelConfig, ParallelConfig, ServerConfig
 from lora_serve.config.model import AUTO, OWN_IMPL, QUANTIZATIONS, TRANSFORMERS_IMPL
-from lora_serve.config.parallel import GATHER, SEGMENTS
+from lora_serve.config.parallel import ALL_REDUCE, GATHER, SEGMENTS
 from lora_serve.demo.model import DemoPaths, ensure_demo
 from lora_serve.engine.frontend.startup_checks import check_startup
 from lora_serve.errors import AdapterError, ConfigError, LoraServeError
@@ -141,6 +141,7 @@ def _stage(args: argparse.Namespace, small_model: str) -> Iterator[Stage]:
             fixed_flags=bool(args.url),
             num_ranks=possible_ranks(config)[1:],
             in_segments=possible_ranks(config, SEGMENTS),
+            all_reduced=possible_ranks(config, ALL_REDUCE)[1:],
             model_impls=other_impls(config, sources),
             quantizations=QUANTIZATIONS if config.model.quantization is None else (),
         )

@@ -6,7 +6,7 @@ import json
 from random import Random
 
 from lora_serve.config.model import LOGPROBS_MODES
-from lora_serve.config.parallel import SEGMENTS
+from lora_serve.config.parallel import ALL_REDUCE, SEGMENTS
 from lora_serve.config.speculative import LOOKED_UP
 from lora_serve.pooling import SequencePoolingType
 
@@ -16,6 +16,7 @@ POOLS = (20, 20, 24, 32, 1000)  # blocks, of 16 tokens or more
 LOGPROBS_MODE_SHARE = 0.5  # of the traces
 RANKS_SHARE = 0.2  # of the traces
 SEGMENTS_SHARE = 0.2  # of those that can have them
+ALL_REDUCE_SHARE = 0.2  # of those with ranks and without segments
 WEIGHTS_SHARE = 0.3  # of the traces
 WORKSPACE = "@workspace"  # stands for a directory that all traces of a run share
 SERVED_MODEL = "@model"  # stands for the directory of the model that the trace's server serves
@@ -52,6 +53,7 @@ def drawn_flags(
     pooling_type: SequencePoolingType,
     num_ranks: tuple[int, ...],
     in_segments: tuple[int, ...],
+    all_reduced: tuple[int, ...],
     model_impls: tuple[str, ...],
     quantizations: tuple[str, ...],
 ) -> tuple[str, ...]:
@@ -64,7 +66,7 @@ def drawn_flags(
     role = ("--kv-role", "kv_producer") if is_producer else ()
     # Of models that transformers' modules run there are no ranks, and no sums in segments.
     impl = _model_impl(Random(f"model impl {seed}"), model_impls)
-    computed_by = impl or _ranks(seed, num_ranks, in_segments)
+    computed_by = impl or _ranks(seed, num_ranks, in_segments, all_reduced)
     keeps_weights = Random(f"weights {seed}").random() < WEIGHTS_SHARE
     weights = ("--weights-cache-path", f"{WORKSPACE}/weights") if keeps_weights else ()
     later = (*pooler, *shares, *role, *computed_by, *(("--logprobs-mode", mode) if mode else ()))
@@ -73,13 +75,21 @@ def drawn_flags(
     return (*_flags(rng, tiers), *later, *bits, *weights, *speculation)
 
 
-def _ranks(seed: int, num_ranks: tuple[int, ...], in_segments: tuple[int, ...]) -> tuple[str, ...]:
+def _ranks(
+    seed: int,
+    num_ranks: tuple[int, ...],
+    in_segments: tuple[int, ...],
+    all_reduced: tuple[int, ...],
+) -> tuple[str, ...]:
     rng = Random(f"ranks {seed}")
     is_divided = bool(num_ranks) and rng.random() < RANKS_SHARE
     size = rng.choice(num_ranks) if is_divided else 1
     ranks = ("--tensor-parallel-size", str(size)) if is_divided else ()
-    is_summed = size in in_segments and Random(f"segments {seed}").random() < SEGMENTS_SHARE
-    return (*ranks, *(("--tensor-parallel-reduce", SEGMENTS) if is_summed else ()))
+    if size in in_segments and Random(f"segments {seed}").random() < SEGMENTS_SHARE:
+        return (*ranks, "--tensor-parallel-reduce", SEGMENTS)
+    if size in all_reduced and Random(f"all-reduce {seed}").random() < ALL_REDUCE_SHARE:
+        return (*ranks, "--tensor-parallel-reduce", ALL_REDUCE)
+    return ranks
 
 
 def _model_impl(rng: Random, model_impls: tuple[str, ...]) -> tuple[str, ...]:

@@ -54,7 +54,8 @@ class Scope:
     marks_reasoning: by one token each, so that it may have a budget. fixed_flags: the server runs
     already, so that traces cannot choose how it is set up. num_ranks: among how many its model can
     be divided on this machine, one apart. in_segments: of how many ranks, one among them, sums may
-    be in segments. model_impls: what can run the model beside what runs it by default.
+    be in segments. all_reduced: of how many, none of them one, a sum may be that of each rank's
+    part. model_impls: what can run the model beside what runs it by default.
     quantizations: what its weights can become while they are loaded.
     num_versions_for_all: so many versions, the first, can be loaded whatever runs it; None: all.
     """
@@ -71,6 +72,7 @@ class Scope:
     fixed_flags: bool = False
     num_ranks: tuple[int, ...] = ()
     in_segments: tuple[int, ...] = ()
+    all_reduced: tuple[int, ...] = ()
     model_impls: tuple[str, ...] = ()
     quantizations: tuple[str, ...] = ()
     num_versions_for_all: int | None = None
@@ -82,7 +84,8 @@ def make_trace(seed: int, scope: Scope) -> Trace:
     tiers = () if scope.fixed_flags else _tiers(rng, scope)
     flags: tuple[str, ...] = ()
     if not scope.fixed_flags:
-        can_be = (scope.num_ranks, scope.in_segments, scope.model_impls, scope.quantizations)
+        ranks = (scope.num_ranks, scope.in_segments, scope.all_reduced)
+        can_be = (*ranks, scope.model_impls, scope.quantizations)
         flags = drawn_flags(seed, rng, tiers, pooling_type, *can_be)
     if "--model-impl" in flags and scope.num_versions_for_all is not None:
         scope = with_fields(scope, num_versions=scope.num_versions_for_all)

@@ -13,10 +13,12 @@ from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from lora_serve.config import EngineConfig, ServerConfig
+from lora_serve.config import EngineConfig, ParallelConfig, ServerConfig
+from lora_serve.config.parallel import GATHER
 from lora_serve.errors import InvalidRequestError
 from lora_serve.fuzz.answers import Choice
 from lora_serve.fuzz.bodies import rows
@@ -73,6 +75,7 @@ class ColdEngine:
             max_loras=1,
             max_cpu_loras=max(1, len(versions)),
             max_lora_rank=config.lora.max_lora_rank,
+            tensor_parallel_size=config.parallel.num_ranks_in_answers,
             tensor_parallel_reduce=config.parallel.tensor_parallel_reduce,
         )
         self._chats = ColdChats(self._llm, self._server)
@@ -94,9 +97,12 @@ class ColdEngine:
         parser.add_argument("--quantization", default=model.quantization)
         parser.add_argument("--tensor-parallel-reduce", default=parallel.tensor_parallel_reduce)
         parser.add_argument(
+            *("--tensor-parallel-size", "-tp"), type=int, default=parallel.tensor_parallel_size
+        )
+        parser.add_argument(
             "--quantize-activations", action="store_true", default=model.quantize_activations
         )
-        own, named = (vars(parser.parse_known_args(given)[0]) for given in ([], list(flags)))
+        own, named = (_answering(parser, given) for given in ([], list(flags)))
         if named == own:
             return self
         key = tuple(named.values())
@@ -104,11 +110,11 @@ class ColdEngine:
             num_versions = None
             if named["model_impl"] != model.model_impl:
                 num_versions = self._num_for_all
-            reduce = named.pop("tensor_parallel_reduce")
+            ranks = {name: named.pop(name) for name in [*named] if name.startswith("tensor_")}
             config = replace(
                 self._config,
                 model=replace(model, **named),
-                parallel=replace(parallel, tensor_parallel_reduce=reduce),
+                parallel=replace(parallel, **ranks),
             )
             self._others[key] = ColdEngine(config, self._versions[:num_versions], self._server)
         return self._others[key]
@@ -249,6 +255,18 @@ class ColdEngine:
         written = CompletionLogprobsWriter(tokenizer).write(choice.logprobs)
         columns = (written.tokens, written.token_logprobs, written.top_logprobs)
         return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _answering(parser: argparse.ArgumentParser, flags: list[str]) -> dict[str, Any]:
+    """Those of the parser's settings that change answers, by their names."""
+    named = vars(parser.parse_known_args(flags)[0])
+    ranks = {name: each for name, each in named.items() if name.startswith("tensor_")}
+    parallel = ParallelConfig(**ranks)
+    is_summed = parallel.num_segments > 1
+    return named | {
+        "tensor_parallel_size": parallel.num_ranks_in_answers,
+        "tensor_parallel_reduce": parallel.tensor_parallel_reduce if is_summed else GATHER,
+    }
 
 
 def _as_json(value: object) -> object:

@@ -16,9 +16,14 @@ from lora_serve.fuzz.generate import Scope, make_trace
 from lora_serve.fuzz.oracle.campaign import OracleTotals
 from lora_serve.fuzz.reference import ColdEngine
 from lora_serve.fuzz.trace import load_trace
+from lora_serve.llm import LLM
 from lora_serve.ops.cpu import threads
+from lora_serve.ops.cpu.threads import default_num_threads
 from tests.fakes.peft_adapters import make_peft
 from tests.fakes.served_model import save_served_model
+
+AS_FUZZED = {"lm_head_screen": "on", "max_model_len": 512, "cpu_threads": 1}
+AS_REDUCED = {"tensor_parallel_size": 2, "tensor_parallel_reduce": "all-reduce"}
 
 
 def config_of(model: Path, *flags: str) -> EngineConfig:
@@ -78,13 +83,29 @@ def test_servers_have_the_ranks_that_cores_and_four_heads_allow(
 
 def test_traces_draw_how_many_ranks_there_are() -> None:
     some = {"vocab_size": 300, "num_versions": 6, "num_requests": 1}
-    scope = Scope(**some, num_ranks=(2, 4), in_segments=(1, 2))
-    flags = [make_trace(seed, scope).flags for seed in range(60)]
+    scope = Scope(**some, num_ranks=(2, 4), in_segments=(1, 2), all_reduced=(2, 4))
+    flags = [make_trace(seed, scope).flags for seed in range(120)]
     flag = "--tensor-parallel-size"
     drawn = {each[each.index(flag) + 1] if flag in each else "1" for each in flags}
     assert drawn == {"1", "2", "4"}
-    summed = [each for each in flags if "--tensor-parallel-reduce" in each]
-    assert {each[each.index(flag) + 1] if flag in each else "1" for each in summed} == {"1", "2"}
+    for reduce, sizes in (("segments", {"1", "2"}), ("all-reduce", {"2", "4"})):
+        summed = [each for each in flags if reduce in each]
+        assert {each[each.index(flag) + 1] if flag in each else "1" for each in summed} == sizes
+
+
+@pytest.mark.skipif(default_num_threads() < 2, reason="two ranks need two cores")
+def test_the_cold_engine_has_as_many_ranks_as_answers_depend_on(model_path: Path) -> None:
+    """One of a single rank would take a right answer for another model's."""
+    two, reduce = ("-tp", "2"), ("--tensor-parallel-reduce", "all-reduce")
+    with (
+        closing(ColdEngine(config_of(model_path, "--cpu-threads", "1"), [])) as cold,
+        closing(LLM(str(model_path), **AS_FUZZED, **AS_REDUCED)) as served,
+    ):
+        assert cold.under(two) is cold
+        assert cold.under(reduce) is cold
+        reduced = cold.under((*two, *reduce))
+        assert served.model_info.fingerprint.hex().startswith(reduced.fingerprint)
+        assert reduced.fingerprint != cold.fingerprint
 
 
 def test_traces_draw_what_runs_the_model_but_not_with_ranks(model_path: Path) -> None:
