@@ -308,4 +308,10 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     error: ErrorInfo | None = None
 
 
-EngineReply = StepOutputs | CallReply | EngineReady
+class RanksLate(msgspec.Struct, frozen=True, tag=True):
+    """The ranks that all others wait for, before EngineReady; none where that is not known."""
+
+    ranks: tuple[int, ...]
+
+
+EngineReply = StepOutputs | CallReply | RanksLate | EngineReady

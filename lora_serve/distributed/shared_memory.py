@@ -68,6 +68,22 @@ def _begin_of_common(world_size: int) -> int:
     return -(-world_size * (_LINE + 2 * SLOT_BYTES) // _HUGE_PAGE) * _HUGE_PAGE
 
 
+class Counters:
+    """How far each rank has come, for those who only look."""
+
+    def __init__(self, descriptor: int, world_size: int) -> None:
+        self._map = mmap.mmap(descriptor, world_size * _LINE, access=mmap.ACCESS_READ)
+
+    def close(self) -> None:
+        self._map.close()
+
+    def late_ranks(self) -> list[int]:
+        """Those that another one waits for; none where all have come equally far."""
+        with memoryview(self._map).cast("q") as words:
+            turns = words[:: _LINE // _WORD].tolist()
+        return [rank for rank, turn in enumerate(turns) if turn < max(turns)]
+
+
 class SharedMemoryGroup:
     """One rank's `Group`. One thread at a time calls it."""
 

@@ -33,15 +33,20 @@ class RankExecutor:
         others: Sequence[RankLinks],
         seconds: float,
         close: Callable[[], None] = lambda: None,
+        note_loaded: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """worker: of the first rank. others: to the ranks behind it, in their order.
 
         seconds: that a rank may take for what it is asked beside a step. close: ends the others.
+        note_loaded: called when all have loaded. check: raises RankLostError if one has ended.
         """
         self._worker = worker
         self._others = others
         self._seconds = seconds
         self._close = close
+        self._note_loaded = note_loaded
+        self._check = check
         self._places = [RankPlace(rank, len(others) + 1) for rank in range(len(others) + 1)]
         self._steps = StepEncoder()
         self._saves: deque[bool] = deque()  # of the steps not collected: whether KV comes out
@@ -60,12 +65,13 @@ class RankExecutor:
             for rank, links in enumerate(self._others, 1):
                 _require_loaded(rank, links, LOAD_SECONDS)
         except RankLostError as error:
-            told = self._told_by_others()
+            told = told_by_ranks(self._others)
             self.close()
             raise told or error from error
         except BaseException:
             self.close()
             raise
+        self._note_loaded()
         self._steps = StepEncoder(with_screened=self._worker.is_screened)
         return info
 
@@ -115,6 +121,7 @@ class RankExecutor:
         self._close()
 
     def _require_ranks(self) -> None:
+        self._check()
         if self._lost is not None:
             raise self._lost
 
@@ -149,16 +156,17 @@ class RankExecutor:
                 send_call(links.calls, digest, self._seconds)
                 links.calls.receive(self._seconds)
 
-    def _told_by_others(self) -> LoraServeError | None:
-        """Why a rank could not load, if one has said so."""
-        for rank, links in enumerate(self._others, 1):
-            try:
-                _require_loaded(rank, links, 0.0)
-            except RankLostError:
-                continue
-            except ConfigError as error:
-                return error
-        return None
+
+def told_by_ranks(others: Sequence[RankLinks]) -> LoraServeError | None:
+    """Why a rank could not load, if one has said so. others: to the ranks behind the first."""
+    for rank, links in enumerate(others, 1):
+        try:
+            _require_loaded(rank, links, 0.0)
+        except RankLostError:
+            continue
+        except ConfigError as error:
+            return error
+    return None
 
 
 def _require_loaded(rank: int, links: RankLinks, seconds: float) -> None:

@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from lora_serve.config import EngineConfig
-from lora_serve.config.parallel import ALL_REDUCE
+from lora_serve.config.parallel import ALL_REDUCE, NCCL
 from lora_serve.distributed import shared_memory
 from lora_serve.distributed.group import ROOT, Group
 from lora_serve.distributed.link import Link, new_link
@@ -37,9 +38,9 @@ from lora_serve.ops.cpu.numa import (
 )
 from lora_serve.private_directory import PrivateDirectory
 from lora_serve.worker.device import Device, names_gpu
-from lora_serve.worker.rank_cards import NCCL, open_card, open_card_group
-from lora_serve.worker.rank_executor import RankExecutor
-from lora_serve.worker.rank_server import RankLinks, serve_rank
+from lora_serve.worker.rank_cards import open_card, open_card_group
+from lora_serve.worker.rank_executor import RankExecutor, told_by_ranks
+from lora_serve.worker.rank_server import RankLinks, refuse, serve_rank
 from lora_serve.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -47,11 +48,22 @@ logger = logging.getLogger(__name__)
 NO_LIMIT_SECONDS = 24 * 3600.0  # where --step-timeout is 0
 _END_SECONDS = 5.0  # for ranks to end by themselves
 _PR_SET_PDEATHSIG = 1
-_REFUSED = 3  # the exit code of a rank that has said why
+_REFUSED = 3  # the exit code of a rank that has told the first one why
+_WAITED = 4  # of one that was kept waiting by another
+_WAITED_SECONDS = 1.0  # in which the first rank, which waits for the same one, finds which it is
+_LOOK_SECONDS = 0.5  # between two looks at which ranks are late
 
 
-def start_ranks(config: EngineConfig) -> RankExecutor:
-    """Start all ranks but the first, which is the calling thread's own."""
+def start_ranks(
+    config: EngineConfig,
+    on_lost: Callable[[RankLostError], None] = lambda error: None,
+    on_late: Callable[[Sequence[int]], None] = lambda ranks: None,
+) -> RankExecutor:
+    """Start all ranks but the first, which is the calling thread's own.
+
+    Both are called in threads that watch the ranks. on_lost: a rank has ended, which whatever is
+    asked of the executor next raises, too. on_late: while they load, all wait for these ranks.
+    """
     shares: list[NodeShare] = []
     if config.parallel.cpu_ranks == AUTO:
         shares = rank_shares(config.parallel.tensor_parallel_size)
@@ -63,13 +75,24 @@ def start_ranks(config: EngineConfig) -> RankExecutor:
             ALL_REDUCE,
             config.parallel.tensor_parallel_size,
         )
-    ranks = RankProcesses(config, shares)
+    ranks = RankProcesses(config, shares, on_lost, on_late)
     try:
         ranks.start()
         if shares:
             bind_thread(shares[0])  # once the others run, which would inherit it
         worker = _worker(ROOT, config, ranks.meeting, shares[0] if shares else None, ranks.check)
-        return RankExecutor(worker, ranks.links, step_seconds(config), ranks.close)
+        return RankExecutor(
+            worker,
+            ranks.links,
+            step_seconds(config),
+            ranks.close,
+            ranks.note_loaded,
+            ranks.check,
+        )
+    except RankLostError as error:
+        told = told_by_ranks(ranks.links)
+        ranks.close()
+        raise told or error from error
     except BaseException:
         ranks.close()
         raise
@@ -96,18 +119,29 @@ class _Meeting:
 class RankProcesses:
     """The ranks behind the first. links: to each, in their order.
 
-    shares: the cores of all ranks; empty where the system decides.
+    shares: the cores of all ranks; empty where the system decides. on_lost, on_late: as of
+    `start_ranks`.
     """
 
-    def __init__(self, config: EngineConfig, shares: Sequence[NodeShare] = ()) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        shares: Sequence[NodeShare] = (),
+        on_lost: Callable[[RankLostError], None] = lambda error: None,
+        on_late: Callable[[Sequence[int]], None] = lambda ranks: None,
+    ) -> None:
         self._config = config
         self._shares = shares
+        self._on_lost = on_lost
+        self._on_late = on_late
         self._world_size = config.parallel.tensor_parallel_size
         self._directory: PrivateDirectory | None = None
         self.meeting = self._made_meeting(config)
         self.links: list[RankLinks] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lost: RankLostError | None = None
+        self._has_started = threading.Event()  # all have loaded, or are not to any more
+        self._is_loaded = False
         self._is_closing = False
         self._is_closed = False
 
@@ -140,6 +174,16 @@ class RankProcesses:
             share = self._shares[rank] if self._shares else None
             order = pickle.dumps((rank, self._config, self.meeting, share))
             steps.send(order, seconds=step_seconds(self._config))
+        if self.meeting.memory >= 0:
+            counters = shared_memory.Counters(self.meeting.memory, self._world_size)
+            threading.Thread(
+                target=self._tell_late, args=(counters,), name="late-ranks", daemon=True
+            ).start()
+
+    def note_loaded(self) -> None:
+        """None of them is late any more."""
+        self._is_loaded = True
+        self._has_started.set()
 
     def check(self) -> None:
         """Raise RankLostError if a rank has ended."""
@@ -149,9 +193,12 @@ class RankProcesses:
     def close(self) -> None:
         """End all of them, and wait for that. Again, it does nothing."""
         self._is_closing = True
+        self._has_started.set()
         for links in self.links:
             links.close()
         for process in self._processes:
+            if not self._is_loaded:  # it may be reading the model, and does not look at its links
+                process.kill()
             try:
                 process.wait(_END_SECONDS)
             except subprocess.TimeoutExpired:
@@ -179,11 +226,34 @@ class RankProcesses:
         finally:
             started.set()
         code = process.wait()
+        if code == _WAITED:
+            time.sleep(_WAITED_SECONDS)
         if self._is_closing:
             return
-        self._lost = RankLostError(f"rank {rank} has ended, with exit code {code}")
-        if code != _REFUSED:
-            raise self._lost
+        self._lost = RankLostError(f"rank {rank} {_end(code)}")
+        if code != _REFUSED:  # else the first rank is told more
+            self._on_lost(self._lost)
+
+    def _tell_late(self, counters: shared_memory.Counters) -> None:
+        told: list[int] = []
+        while not self._has_started.wait(_LOOK_SECONDS):
+            late = counters.late_ranks()
+            if late != told:
+                self._on_late(late)
+            told = late
+        counters.close()
+
+
+def _end(exit_code: int) -> str:
+    """How a rank has ended, and what may have been why."""
+    if exit_code == _WAITED:
+        return "has ended, for it has waited in vain for another one, which its log names"
+    if exit_code >= 0:
+        return f"has ended, with exit code {exit_code}; its last lines in the log may tell why"
+    how = f"was ended by signal {-exit_code} ({signal.strsignal(-exit_code)})"
+    if exit_code == -signal.SIGKILL:
+        how += "; usually the system was out of memory: dmesg would say so"
+    return how
 
 
 def _backend(config: EngineConfig) -> str:
@@ -236,11 +306,25 @@ def main(parent: int, steps: int, calls: int) -> int:
     if share is not None:
         bind_thread(share)
     try:
-        serve_rank(_worker(rank, config, meeting, share), links)
+        return _serve(rank, config, meeting, share, links)
+    except RankLostError as error:  # the first rank finds that, too, and tells of it
+        logger.info("rank %d ends: %s", rank, error)
+        return _WAITED
+    except Exception as error:  # else Python prints it past the log
+        logger.critical("rank %d ends by an error that it did not expect", rank, exc_info=error)
+        return 1
+
+
+def _serve(
+    rank: int, config: EngineConfig, meeting: _Meeting, share: NodeShare | None, links: RankLinks
+) -> int:
+    """Be a rank, until there are no more steps; returns its exit code."""
+    try:
+        worker = _worker(rank, config, meeting, share)
     except LoraServeError as error:
-        logger.error("rank %d ends: %s", rank, error)
+        refuse(links, error)
         return _REFUSED
-    return 0
+    return 0 if serve_rank(worker, links) else _REFUSED
 
 
 def _end_with(parent: int) -> None:

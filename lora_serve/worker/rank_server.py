@@ -9,6 +9,7 @@ import pickle
 import queue
 import threading
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -42,13 +43,23 @@ class RankLinks:
         self.calls.close()
 
 
-def serve_rank(worker: Worker, links: RankLinks) -> None:
-    """Load, say so, then do steps until the first rank is gone."""
+def refuse(links: RankLinks, error: LoraServeError) -> None:
+    """Tell the first rank, which tells the user, why this one cannot serve."""
+    with suppress(RankLostError):  # it has ended, and has told why itself
+        links.steps.send(str(error).encode() or b"it cannot load", seconds=SEND_SECONDS)
+
+
+def serve_rank(worker: Worker, links: RankLinks) -> bool:
+    """Load, say so, then do steps until the first rank is gone.
+
+    Returns:
+        Whether it has loaded; else the first rank was told why not.
+    """
     try:
         worker.load()
     except LoraServeError as error:
-        links.steps.send(str(error).encode() or b"it cannot load", seconds=SEND_SECONDS)
-        raise
+        refuse(links, error)
+        return False
     links.steps.send(b"", seconds=SEND_SECONDS)
     saved: queue.SimpleQueue[tuple[bytes, ...] | None] = queue.SimpleQueue()
     for name, target in (
@@ -60,6 +71,7 @@ def serve_rank(worker: Worker, links: RankLinks) -> None:
         _run_steps(worker, links.steps, saved)
     finally:
         saved.put(None)
+    return True
 
 
 def _run_steps(

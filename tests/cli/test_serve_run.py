@@ -26,6 +26,7 @@ from lora_serve.demo.model import DemoPaths
 from lora_serve.engine.frontend.async_engine import AsyncEngine
 from lora_serve.engine.frontend.engine_process import EngineProcess
 from lora_serve.errors import ConfigError
+from lora_serve.ops.cpu.threads import default_num_threads
 from lora_serve.server import app
 from lora_serve.server.http.listener import Listeners, check_tool_choice
 from tests.fakes.engine import FakeEngine
@@ -169,6 +170,19 @@ def test_ranks_that_cannot_be_are_refused_before_torch_is_imported(
     refused = "lora-serve: error: --tensor-parallel-size 1000 is above the"
     assert re.fullmatch(rf"{refused} model's \d+ attention heads; lower it", heads)
     assert re.fullmatch(rf"{refused} \d+ cores that may be used; lower it", cores)
+
+
+@pytest.mark.skipif(default_num_threads() < 2, reason="two ranks need two cores")
+def test_what_every_rank_would_refuse_is_told_once(model_path: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(model_path, tmp_path / "model")
+    for weights in model.glob("*.safetensors"):
+        weights.write_bytes(b"no weights")
+    server = start(str(model), "--port", "0", "-tp", "2", "--cpu-threads", "1")
+    _, told = server.communicate(timeout=120)
+    assert server.returncode == 2, told
+    (error,) = [line for line in told.splitlines() if " INFO " not in line]
+    assert error.startswith("lora-serve: error: ")
+    assert "model.safetensors" in error
 
 
 def test_the_demos_model_is_not_made_for_a_server_that_is_refused() -> None:

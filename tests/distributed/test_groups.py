@@ -49,6 +49,25 @@ def on_streams(world_size: int, directory: Path) -> list[Callable[[], Group]]:
     return [lambda rank=rank: make(rank) for rank in range(world_size)]  # type: ignore[misc]
 
 
+@pytest.mark.skipif(not shared_memory.is_supported(), reason="ranks meet otherwise")
+def test_ranks_that_others_wait_for_can_be_seen() -> None:
+    descriptor = shared_memory.new_memory(3)
+    groups = [shared_memory.SharedMemoryGroup(rank, 3, descriptor, SECONDS) for rank in range(3)]
+    with closing(shared_memory.Counters(descriptor, 3)) as counters, ThreadPoolExecutor() as pool:
+        assert counters.late_ranks() == []
+        begun = []
+        for group, late in zip(groups, ([1, 2], [2], []), strict=True):
+            begun.append(pool.submit(exchange, group, b"rank"))
+            deadline = time.monotonic() + SECONDS
+            while counters.late_ranks() != late:
+                assert time.monotonic() < deadline
+        assert [each.result() for each in begun] == [[b"rank"] * 3] * 3
+        assert counters.late_ranks() == []
+    for group in groups:
+        group.close()
+    os.close(descriptor)
+
+
 @pytest.fixture(params=["threads", "shared_memory", "gloo", "streams"])
 def make_groups(request: pytest.FixtureRequest, tmp_path: Path) -> MakeGroups:
     def make(world_size: int, seconds: float) -> Sequence[Callable[[], Group]]:

@@ -74,7 +74,7 @@ class FakeExecutor:
 
 def run_engine(core: IdleCore, message: bytes | None = None) -> None:
     """The engine's process itself, over a core of ours; it may be sent one message."""
-    process.make_executor = lambda config: FakeExecutor()  # type: ignore[assignment]
+    process.make_executor = lambda *_: FakeExecutor()  # type: ignore[assignment]
     process.build_engine_core = lambda *_, **__: core  # type: ignore[assignment]
     directory = tempfile.mkdtemp()
     addresses = [f"ipc://{directory}/{name}" for name in ("messages", "replies")]

@@ -12,7 +12,7 @@ from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.distributed.group import Group
 from lora_serve.distributed.in_process import in_process_groups
 from lora_serve.distributed.link import Link, new_link
-from lora_serve.errors import LoraServeError
+from lora_serve.errors import RankLostError
 from lora_serve.worker.rank_executor import RankExecutor
 from lora_serve.worker.rank_server import RankLinks, serve_rank
 from lora_serve.worker.worker import Worker
@@ -42,7 +42,7 @@ def make_rank(
 def start_threads(
     world_size: int,
     make: Callable[[Group], Worker],
-    serve: Callable[[Worker, RankLinks], None] = serve_rank,
+    serve: Callable[[Worker, RankLinks], object] = serve_rank,
 ) -> RankExecutor:
     """An executor over so many ranks, the first in the caller's thread. make: each rank's worker.
 
@@ -69,13 +69,13 @@ def start_threads(
 
 
 def _serve(
-    serve: Callable[[Worker, RankLinks], None],
+    serve: Callable[[Worker, RankLinks], object],
     make: Callable[[Group], Worker],
     group: Group,
     links: RankLinks,
 ) -> None:
     try:
-        with contextlib.suppress(LoraServeError):  # the first rank was told, or is gone
+        with contextlib.suppress(RankLostError):  # the first rank is gone
             serve(make(group), links)
     finally:
         group.close()

@@ -8,7 +8,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from lora_serve.config import (
     ModelConfig,
     ParallelConfig,
 )
-from lora_serve.distributed import agreement
+from lora_serve.distributed import agreement, shared_memory
 from lora_serve.errors import RankLostError
 from lora_serve.identity import BASE_MODEL
 from lora_serve.models.source import load_spec
@@ -31,7 +31,7 @@ from lora_serve.ops.cpu.threads import default_num_threads
 from lora_serve.ops.select import available_ops
 from lora_serve.step import SchedulerOutput
 from lora_serve.worker import rank_executor, rank_process
-from lora_serve.worker.rank_executor import RankExecutor
+from lora_serve.worker.rank_executor import RankExecutor, told_by_ranks
 from lora_serve.worker.rank_process import RankProcesses, start_ranks
 from lora_serve.worker.rank_server import RankLinks
 from lora_serve.worker.worker import Worker
@@ -53,14 +53,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def adapter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AdapterCheckpoint:
     peft = make_peft(ONE_LAYER, seed=1)
     return read_saved(peft, tmp_path_factory.mktemp("adapter"), load_spec(model))
-
-
-@pytest.fixture(autouse=True)
-def ended(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
-    """What the hook was told that would end the engine."""
-    told: list[BaseException | None] = []
-    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_value))
-    return told
 
 
 def of_two_ranks(model: Path) -> EngineConfig:
@@ -144,10 +136,14 @@ def lose(how: signal.Signals) -> None:
 
 
 @contextmanager
-def loaded(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RankExecutor]:
+def loaded(
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    on_lost: Callable[[RankLostError], None] = lambda error: None,
+) -> Iterator[RankExecutor]:
     """Two ranks that are loaded; none may be left when the first has ended them."""
     monkeypatch.setattr(rank_process, "_END_SECONDS", 0.5)
-    executor = start_ranks(of_two_ranks(model))
+    executor = start_ranks(of_two_ranks(model), on_lost)
     executor.load()
     try:
         yield executor
@@ -169,11 +165,60 @@ def test_a_rank_that_is_lost_at_the_load_is_told_of(
     monkeypatch.setattr(agreement, "LOAD_SECONDS", 0.5)
     monkeypatch.setattr(rank_executor, "LOAD_SECONDS", 0.5)
     monkeypatch.setattr(rank_process, "_END_SECONDS", 0.5)
-    executor = start_ranks(of_two_ranks(model))
+    monkeypatch.setattr(rank_process, "_LOOK_SECONDS", 0.01)
+    late: list[Sequence[int]] = []
+    executor = start_ranks(of_two_ranks(model), on_late=late.append)
     lose(how)
     with pytest.raises(RankLostError, match="rank 1"):
         executor.load()
     assert not rank_pids()
+    if how == signal.SIGSTOP and shared_memory.is_supported():
+        assert late == [[1]], "told while it is waited for"
+
+
+@needs_two_cores
+def test_ranks_that_have_loaded_are_not_late(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is one that has nothing to do while the first draws and reads."""
+    monkeypatch.setattr(rank_process, "_LOOK_SECONDS", 0.01)
+    with loaded(model, monkeypatch):
+        until(lambda: "late-ranks" not in [thread.name for thread in threading.enumerate()])
+
+
+def test_a_rank_that_another_one_kept_waiting_is_not_taken_for_the_cause_at_once(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rank waits for the same one, and finds which it is."""
+    waited = tmp_path / "waited"
+    waited.write_text(f"#!/bin/sh\nsleep 1\nexit {rank_process._WAITED}\n")
+    waited.chmod(0o700)
+    monkeypatch.setattr(rank_process.sys, "executable", str(waited))
+    monkeypatch.setattr(rank_process, "_WAITED_SECONDS", 0.5)
+    ended: list[RankLostError] = []
+    ranks = RankProcesses(of_two_ranks(model), on_lost=ended.append)
+    ranks.start()
+    until(lambda: ranks._processes[0].poll() is not None)
+    ranks.check()
+    until(lambda: ended)
+    with pytest.raises(RankLostError, match="rank 1 has ended, for it has waited in vain for anot"):
+        ranks.check()
+    ranks.close()
+
+
+@needs_two_cores
+def test_a_rank_that_refuses_is_told_of_in_its_words_and_by_no_line_of_its_own(
+    model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    os.environ["LORA_SERVE_CPU_PATH"] = "abacus"
+    try:
+        ranks = RankProcesses(of_two_ranks(model))
+        ranks.start()
+        until(lambda: ranks._processes[0].poll() is not None)
+    finally:
+        del os.environ["LORA_SERVE_CPU_PATH"]
+    told = told_by_ranks(ranks.links)
+    ranks.close()
+    assert str(told).startswith("rank 1: LORA_SERVE_CPU_PATH 'abacus': this machine runs ")
+    assert "abacus" not in capfd.readouterr().err
 
 
 def prepares(executor: RankExecutor, adapter: AdapterCheckpoint) -> None:
@@ -194,9 +239,9 @@ def test_a_rank_that_is_lost_when_it_is_asked_for_something_is_told_of(
     act: Callable[[RankExecutor, AdapterCheckpoint], None],
     how: signal.Signals,
     monkeypatch: pytest.MonkeyPatch,
-    ended: list[BaseException | None],
 ) -> None:
-    with loaded(model, monkeypatch) as executor:
+    ended: list[RankLostError] = []
+    with loaded(model, monkeypatch, ended.append) as executor:
         act(executor, adapter)
         wait_little(executor)
         lose(how)
@@ -204,8 +249,10 @@ def test_a_rank_that_is_lost_when_it_is_asked_for_something_is_told_of(
             act(executor, adapter)
         if how == signal.SIGKILL:
             until(lambda: ended)  # the engine ends with a rank that has ended
-    assert all(isinstance(told, RankLostError) for told in ended)
-    assert bool(ended) == (how == signal.SIGKILL)
+    killed = "rank 1 was ended by signal 9 (Killed); usually the system was out of memory"
+    assert [str(told).partition(":")[0] for told in ended] == (
+        [killed] if how == signal.SIGKILL else []
+    )
 
 
 @needs_two_cores

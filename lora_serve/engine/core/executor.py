@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.config import EngineConfig
+from lora_serve.errors import RankLostError
 from lora_serve.model_info import ModelInfo
 from lora_serve.step import ModelRunnerOutput, SchedulerOutput
 
@@ -36,13 +38,20 @@ class Executor(Protocol):
         """End what it has started; no step is submitted after."""
 
 
-def make_executor(config: EngineConfig) -> Executor:
-    """Make a worker in this process, and further ranks in others if the model is divided."""
+def make_executor(
+    config: EngineConfig,
+    on_lost: Callable[[RankLostError], None] = lambda error: None,
+    on_late: Callable[[Sequence[int]], None] = lambda ranks: None,
+) -> Executor:
+    """Make a worker in this process, and further ranks in others if the model is divided.
+
+    on_lost, on_late: as of `start_ranks`; told of no worker that is alone.
+    """
     # torch is only imported where it computes
     if config.parallel.tensor_parallel_size > 1:
         from lora_serve.worker.rank_process import start_ranks
 
-        return start_ranks(config)
+        return start_ranks(config, on_lost, on_late)
     from lora_serve.worker.worker import Worker
 
     return Worker.of(config)

@@ -23,7 +23,8 @@ from lora_serve.engine.core.build import build_engine_core
 from lora_serve.engine.core.core import EngineCore
 from lora_serve.engine.core.executor import make_executor
 from lora_serve.engine.core.kv_event_publisher import open_publisher
-from lora_serve.errors import LoraServeError
+from lora_serve.engine.core.rank_news import RankNews
+from lora_serve.errors import LoraServeError, RankLostError
 from lora_serve.messages import EngineMessage, EngineReady, EngineReply, Shutdown
 from lora_serve.observability.log import set_up_logging
 
@@ -42,15 +43,18 @@ def run_engine(config: EngineConfig, message_address: str, reply_address: str) -
     set_up_logging(config.log, "engine", label="rank 0" if has_ranks else "")
     exit_with_any_thread()
     _exit_with_parent()
+    news = RankNews(reply_address)
     try:
-        _serve(config, message_address, reply_address)
+        _serve(config, message_address, reply_address, news)
+    except RankLostError as error:
+        news.lost(error)
     except BaseException as error:  # else multiprocessing prints it past the log
         logger.critical("the engine ends by an error that it did not expect", exc_info=error)
         logging.shutdown()  # wait for that line
         raise SystemExit(1) from None
 
 
-def _serve(config: EngineConfig, message_address: str, reply_address: str) -> None:
+def _serve(config: EngineConfig, message_address: str, reply_address: str, news: RankNews) -> None:
     context = zmq.Context()
     replies = context.socket(zmq.PUSH)
     replies.connect(reply_address)
@@ -59,7 +63,7 @@ def _serve(config: EngineConfig, message_address: str, reply_address: str) -> No
     try:
         # First: consumers find the new engine's endpoint again before it says anything.
         publisher = open_publisher(config.kv_events)
-        executor = make_executor(config)
+        executor = make_executor(config, news.lost, news.late)
         model = executor.load()
         core = build_engine_core(config, executor, model, lambda: inbox.put(None), publisher)
     except LoraServeError as error:
@@ -70,6 +74,7 @@ def _serve(config: EngineConfig, message_address: str, reply_address: str) -> No
         target=_receive, args=(context, message_address, inbox), name="receiver", daemon=True
     ).start()
     sender.send(core.ready())
+    news.note_ready()
     spare_long_collections()
     run_loop(core, inbox, sender)
     core.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 
@@ -16,7 +16,7 @@ from lora_serve.engine import wire
 from lora_serve.engine.frontend.engine_process import EngineProcess
 from lora_serve.engine.frontend.socket_directory import SocketDirectory
 from lora_serve.errors import EngineDeadError
-from lora_serve.messages import EngineMessage, EngineReady, EngineReply, Shutdown
+from lora_serve.messages import EngineMessage, EngineReady, EngineReply, RanksLate, Shutdown
 
 SHUTDOWN_SECONDS = 10.0
 EXIT_SECONDS = 1.0  # between the end of a process and the news of how it ended
@@ -45,6 +45,7 @@ class EngineClient:
         self._decoder = wire.reply_decoder()
         self._process = process or EngineProcess()
         self._is_ready = False
+        self._late_ranks: tuple[int, ...] = ()
         self._died = asyncio.Event()
 
     @property
@@ -77,10 +78,7 @@ class EngineClient:
             async with asyncio.timeout(seconds or None):
                 ready = await self.receive()
         except TimeoutError:
-            raise EngineDeadError(
-                f"the engine process was not ready in {seconds:g} s; see that the disk of "
-                f"{config.model.model} answers, or raise --engine-ready-timeout"
-            ) from None
+            raise EngineDeadError(_not_ready(config, self._late_ranks)) from None
         assert isinstance(ready, EngineReady), f"first reply is {type(ready).__name__}"
         if ready.error is not None:
             raise wire.error_from_info(ready.error)
@@ -102,6 +100,11 @@ class EngineClient:
 
     async def receive(self) -> EngineReply:
         """The next reply. Raises EngineDeadError once the process is gone."""
+        while isinstance(reply := await self._next_reply(), RanksLate):
+            self._late_ranks = reply.ranks
+        return reply
+
+    async def _next_reply(self) -> EngineReply:
         reply = asyncio.ensure_future(self._replies.recv())
         death = asyncio.ensure_future(self._died.wait())
         try:
@@ -149,6 +152,21 @@ class EngineClient:
         if not self._died.is_set():
             asyncio.get_running_loop().remove_reader(self._process.sentinel)
             self._died.set()
+
+
+def _not_ready(config: EngineConfig, late_ranks: Sequence[int]) -> str:
+    """What an engine was waited for in vain, and what to do. late_ranks: if any are known."""
+    told = f"the engine process was not ready in {config.limits.engine_ready_timeout:g} s"
+    remedy = f"see that the disk of {config.model.model} answers"
+    num_ranks = config.parallel.tensor_parallel_size
+    if late_ranks:
+        is_one = len(late_ranks) == 1
+        names = f"rank{'s' * (not is_one)} {', '.join(map(str, late_ranks))}"
+        told += f": the other ranks were waiting for {names}"
+        remedy += f" and that nothing else takes {'its' if is_one else 'their'} cores"
+    elif num_ranks > 1:
+        told += f", and none of its {num_ranks} ranks is known to be later than the others"
+    return f"{told}; {remedy}, or raise --engine-ready-timeout"
 
 
 def likely_cause(exit_code: int | None) -> str:

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from lora_serve.config import EngineConfig, ModelConfig
+from lora_serve.engine.core.rank_news import RankNews
 from lora_serve.engine.frontend import client as client_module
 from lora_serve.engine.frontend import engine_process as process_module
 from lora_serve.engine.frontend.client import EngineClient, likely_cause
@@ -117,6 +118,36 @@ async def test_a_process_that_never_gets_ready_is_told_of_and_can_be_ended(tmp_p
         await client.start(config)
     await client.close()
     assert not client.is_alive
+
+
+@pytest.mark.parametrize(
+    ("late", "told"),
+    [
+        (
+            [(0,), (1,)],
+            "not ready in 0.5 s: the other ranks were waiting for rank 1; see that the disk of m "
+            "answers and that nothing else takes its cores, or raise --engine-ready-timeout",
+        ),
+        ([(1, 2)], "waiting for ranks 1, 2; see .* takes their cores, or raise"),
+        ([(1,), ()], "not ready in 0.5 s, and none of its 3 ranks is known to be later than"),
+    ],
+)
+async def test_ranks_that_others_wait_for_are_named_when_the_engine_is_late(
+    late: list[tuple[int, ...]], told: str
+) -> None:
+    def say(_: EngineConfig, __: str, reply_address: str) -> None:
+        for ranks in late:
+            RankNews(reply_address).late(ranks)
+
+    here, there = socket.socketpair()
+    with here, there:
+        client = EngineClient(process=Mock(pid=1, sentinel=here.fileno(), run=say))
+        config = engine_config(model="m", engine_ready_timeout=0.5, tensor_parallel_size=3)
+        try:
+            with pytest.raises(EngineDeadError, match=told):
+                await client.start(config)
+        finally:
+            await client.close()
 
 
 @pytest.mark.parametrize(
