@@ -9,14 +9,27 @@ from pathlib import Path
 
 import torch
 
-from lora_serve.config import ParallelConfig
+from lora_serve.config import EngineConfig, ParallelConfig
 from lora_serve.config.parallel import NCCL
 from lora_serve.distributed.agreement import LOAD_SECONDS
 from lora_serve.distributed.group import Group, exchange
 from lora_serve.errors import ConfigError, RankLostError
-from lora_serve.worker.device import Device
+from lora_serve.ops.cpu.numa import check_cores
+from lora_serve.worker.device import Device, names_gpu
 
 _NAP_SECONDS = 0.00005  # between two looks at the card, whose next step is there already
+
+
+def check_places(config: EngineConfig) -> None:
+    """Refuse ranks for which there is no card each, or no core.
+
+    Raises:
+        ConfigError: with a line for each reason.
+    """
+    if names_gpu(config.model.device):
+        check_cards(config.parallel)
+    else:
+        check_cores(config.parallel)
 
 
 def check_cards(parallel: ParallelConfig) -> None:

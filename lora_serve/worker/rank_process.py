@@ -38,7 +38,7 @@ from lora_serve.ops.cpu.numa import (
 )
 from lora_serve.private_directory import PrivateDirectory
 from lora_serve.worker.device import Device, names_gpu
-from lora_serve.worker.rank_cards import open_card, open_card_group
+from lora_serve.worker.rank_cards import check_places, open_card, open_card_group
 from lora_serve.worker.rank_executor import RankExecutor, told_by_ranks
 from lora_serve.worker.rank_server import RankLinks, refuse, serve_rank
 from lora_serve.worker.worker import Worker
@@ -64,6 +64,7 @@ def start_ranks(
     Both are called in threads that watch the ranks. on_lost: a rank has ended, which whatever is
     asked of the executor next raises, too. on_late: while they load, all wait for these ranks.
     """
+    check_places(config)  # a replica on another machine has not been checked yet
     shares: list[NodeShare] = []
     if config.parallel.cpu_ranks == AUTO:
         shares = rank_shares(config.parallel.tensor_parallel_size)

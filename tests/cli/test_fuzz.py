@@ -17,7 +17,7 @@ from lora_serve.fuzz.oracle.campaign import OracleTotals
 from lora_serve.fuzz.reference import ColdEngine
 from lora_serve.fuzz.trace import load_trace
 from lora_serve.llm import LLM
-from lora_serve.ops.cpu import threads
+from lora_serve.ops.cpu import numa
 from lora_serve.ops.cpu.threads import default_num_threads
 from tests.fakes.peft_adapters import make_peft
 from tests.fakes.served_model import save_served_model
@@ -75,7 +75,7 @@ def test_what_does_not_belong_together_is_refused(
 def test_servers_have_the_ranks_that_cores_and_four_heads_allow(
     cores: int, sizes: tuple[int, ...], model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "default_num_threads", lambda: cores)
+    monkeypatch.setattr(numa, "default_num_threads", lambda: cores)
     config = config_of(model_path)
     assert possible_ranks(config) == sizes
     assert possible_ranks(config, "segments") == tuple(size for size in sizes if size != 3)

@@ -23,7 +23,7 @@ from lora_serve.config import (
 from lora_serve.engine.frontend import rank_checks
 from lora_serve.errors import ConfigError
 from lora_serve.fleet import local
-from lora_serve.ops.cpu import threads
+from lora_serve.ops.cpu import numa
 
 HELP = """
 import sys
@@ -96,7 +96,7 @@ def test_ranks_of_replicas_have_a_core_each(
     parallel: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "default_num_threads", lambda: 7)
-    monkeypatch.setattr(threads, "default_num_threads", lambda: 7)
+    monkeypatch.setattr(numa, "default_num_threads", lambda: 7)
     engine = EngineConfig(parallel=ParallelConfig(**parallel))
     with pytest.raises(ConfigError, match=told):
         local.check_fleet(engine, ServerConfig(), FleetConfig(replicas=2))

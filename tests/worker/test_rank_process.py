@@ -24,7 +24,7 @@ from lora_serve.config import (
     ParallelConfig,
 )
 from lora_serve.distributed import agreement, shared_memory
-from lora_serve.errors import RankLostError
+from lora_serve.errors import ConfigError, RankLostError
 from lora_serve.identity import BASE_MODEL
 from lora_serve.models.source import load_spec
 from lora_serve.ops.cpu.threads import default_num_threads
@@ -64,12 +64,23 @@ def of_two_ranks(model: Path) -> EngineConfig:
     )
 
 
+@pytest.mark.skipif(default_num_threads() < 2, reason="two ranks need two cores")
 def test_a_process_that_ends_at_its_start_is_told_of(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_process.sys, "executable", shutil.which("false"))
     with pytest.raises(RankLostError, match="rank 1"):
         start_ranks(of_two_ranks(model)).load()
+
+
+def test_no_process_is_started_of_more_ranks_than_cores(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody may have looked before: a replica's machine is another than that of its settings."""
+    monkeypatch.setattr(rank_process, "RankProcesses", None)
+    parallel = ParallelConfig(tensor_parallel_size=1000)
+    with pytest.raises(ConfigError, match=r"^--tensor-parallel-size 1000 is above the \d+ cores"):
+        start_ranks(replace(of_two_ranks(model), parallel=parallel))
 
 
 def test_a_rank_that_hangs_at_its_start_is_not_waited_for_for_ever(

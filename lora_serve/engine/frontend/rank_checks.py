@@ -10,12 +10,12 @@ import logging
 import os
 from pathlib import Path
 
-from lora_serve.config import EngineConfig, ModelConfig, ParallelConfig
-from lora_serve.config.parallel import NCCL, above_limit
+from lora_serve.config import EngineConfig, ModelConfig
+from lora_serve.config.parallel import above_limit
 from lora_serve.config.refusals import Refusals
 from lora_serve.errors import ConfigError
-from lora_serve.ops.cpu import threads
-from lora_serve.ops.cpu.numa import AUTO, rank_shares
+from lora_serve.ops.cpu.numa import check_cores
+from lora_serve.ops.cpu.threads import default_num_threads
 from lora_serve.regular_file import MAX_JSON_BYTES, read_regular
 
 logger = logging.getLogger(__name__)
@@ -44,35 +44,12 @@ def check_ranks(config: EngineConfig) -> None:
     refusals.raise_noted()
 
 
-def check_cores(parallel: ParallelConfig) -> None:
-    """Refuse ranks that this machine's cores cannot run.
-
-    Raises:
-        ConfigError: with a line for each reason.
-    """
-    refusals = Refusals()
-    size, cores = parallel.tensor_parallel_size, threads.default_num_threads()
-    if parallel.tensor_parallel_backend == NCCL:
-        refusals.note(
-            ConfigError(
-                f"--tensor-parallel-backend {NCCL} is between GPUs, and ranks are on the CPU here; "
-                "leave it out, or add --device cuda"
-            )
-        )
-    if size > cores:
-        refusals.note(above_limit(size, f"the {cores} cores that may be used"))
-    elif parallel.cpu_ranks == AUTO:
-        with refusals.noted():
-            rank_shares(size)
-    refusals.raise_noted()
-
-
 def warn_of_shared_cores(config: EngineConfig, num_replicas: int = 1) -> None:
     """Tell of more threads than cores, if the user has asked for them."""
     each, num_ranks = config.model.cpu_threads, config.parallel.tensor_parallel_size
     if each is None or not _has_no_gpu(config.model):
         return
-    num_processes, cores = num_replicas * num_ranks, threads.default_num_threads()
+    num_processes, cores = num_replicas * num_ranks, default_num_threads()
     if each * num_processes <= cores:
         return
     of_ranks = f" for each of {num_ranks} ranks" if num_ranks > 1 else ""

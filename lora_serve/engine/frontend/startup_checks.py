@@ -20,7 +20,6 @@ from lora_serve.config import EngineConfig, LoRAConfig, ModelConfig, ParallelCon
 from lora_serve.config.model import RANDOM_WEIGHTS
 from lora_serve.config.refusals import Refusals
 from lora_serve.engine.frontend.pooling_defaults import pooling_defaults
-from lora_serve.engine.frontend.rank_checks import check_cores
 from lora_serve.engine.kv_event_sockets import check_endpoints
 from lora_serve.errors import (
     AdapterNotFoundError,
@@ -164,13 +163,9 @@ def _check_ranks(config: EngineConfig) -> None:
     """Refuse ranks that this machine cannot run, and what does not go with any."""
     if config.parallel.tensor_parallel_size == 1:
         return
-    from lora_serve.worker.device import names_gpu  # imports torch
-    from lora_serve.worker.rank_cards import check_cards
+    from lora_serve.worker.rank_cards import check_places  # imports torch
 
-    if names_gpu(config.model.device):
-        check_cards(config.parallel)
-    else:
-        check_cores(config.parallel)
+    check_places(config)
 
 
 def _check_tokenizer(config: ModelConfig) -> None:

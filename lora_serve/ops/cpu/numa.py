@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from lora_serve.config import EngineConfig
+from lora_serve.config import EngineConfig, ParallelConfig
+from lora_serve.config.parallel import NCCL, above_limit
+from lora_serve.config.refusals import Refusals
 from lora_serve.errors import ConfigError
 from lora_serve.ops.cpu.threads import ROOT, allowed_cpus, cores_of, default_num_threads
 
@@ -48,6 +50,29 @@ def numa_nodes(root: Path = ROOT) -> list[NodeShare]:
             nodes.append(NodeShare(int(path.name.removeprefix("node")), cores_of(cpus, root)))
     nodes.sort(key=lambda node: node.node)
     return nodes or [NodeShare(0, cores_of(allowed, root))]
+
+
+def check_cores(parallel: ParallelConfig) -> None:
+    """Refuse ranks that this machine's cores cannot run.
+
+    Raises:
+        ConfigError: with a line for each reason.
+    """
+    refusals = Refusals()
+    size, cores = parallel.tensor_parallel_size, default_num_threads()
+    if parallel.tensor_parallel_backend == NCCL:
+        refusals.note(
+            ConfigError(
+                f"--tensor-parallel-backend {NCCL} is between GPUs, and ranks are on the CPU here; "
+                "leave it out, or add --device cuda"
+            )
+        )
+    if size > cores:
+        refusals.note(above_limit(size, f"the {cores} cores that may be used"))
+    elif parallel.cpu_ranks == AUTO:
+        with refusals.noted():
+            rank_shares(size)
+    refusals.raise_noted()
 
 
 def rank_shares(world_size: int, root: Path = ROOT) -> list[NodeShare]:

@@ -13,13 +13,14 @@ from lora_serve.engine.frontend import rank_checks
 from lora_serve.engine.frontend.rank_checks import check_ranks, warn_of_shared_cores
 from lora_serve.engine.settings import engine_config
 from lora_serve.errors import ConfigError
-from lora_serve.ops.cpu import threads
+from lora_serve.ops.cpu import numa
 
 
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And no driver of GPUs, and no torch."""
-    monkeypatch.setattr(threads, "default_num_threads", lambda: 8)
+    for module in (numa, rank_checks):
+        monkeypatch.setattr(module, "default_num_threads", lambda: 8)
     monkeypatch.setattr(rank_checks, "GPU_DRIVERS", (str(tmp_path / "driver"),))
     monkeypatch.setitem(sys.modules, "torch", None)
 
@@ -80,7 +81,7 @@ def test_nodes_that_cannot_have_the_ranks_are_told_of(monkeypatch: pytest.Monkey
     def refuse(world_size: int) -> None:
         raise ConfigError(f"{world_size} ranks")
 
-    monkeypatch.setattr(rank_checks, "rank_shares", refuse)
+    monkeypatch.setattr(numa, "rank_shares", refuse)
     assert refusal("m", cpu_ranks="auto", tensor_parallel_size=3) == "3 ranks"
 
 
