@@ -110,13 +110,7 @@ def _stage(args: argparse.Namespace, small_model: str) -> Iterator[Stage]:
         cold = ColdEngine(config, versions, server, num_for_all)
         runner: TraceRunner
         if args.url:
-            runner = RunningServer(
-                url=args.url,
-                api_key=args.api_key,
-                base_model=_served_model(args.url, args.api_key),
-                versions=versions,
-                hidden_size=cold.hidden_size,
-            )
+            runner = _running_server(args, versions, cold.hidden_size)
         else:
             runner = FreshServers(
                 model=Path(model),
@@ -150,6 +144,19 @@ def _stage(args: argparse.Namespace, small_model: str) -> Iterator[Stage]:
             yield Stage(fuzzer, scope)
         finally:
             cold.close()
+
+
+def _running_server(
+    args: argparse.Namespace, versions: Sequence[Path], hidden_size: int
+) -> RunningServer:
+    """The server of --url, which is given the versions."""
+    return RunningServer(
+        url=args.url,
+        api_key=args.api_key,
+        base_model=_served_model(args.url, args.api_key),
+        versions=versions,
+        hidden_size=hidden_size,
+    )
 
 
 def possible_ranks(config: EngineConfig, reduce: str = GATHER) -> tuple[int, ...]:

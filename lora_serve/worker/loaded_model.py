@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -78,17 +79,7 @@ def load_model(
     on_device = device.torch_device
     # First: what this refuses needs no download.
     ops = _chosen_ops(config, on_device, group.world_size)
-    directory = model_path(
-        config.model,
-        config.revision,
-        config.load_format,
-        with_weights=config.load_format != RANDOM_WEIGHTS,
-    )
-    check_quantization(directory, config.load_format, config.quantization)
-    spec = load_spec(directory, config.load_format, config.model_impl)
-    if num_segments > 1:
-        spec = spec.in_segments(num_segments)
-    spec.check_world_size(group.world_size)
+    directory, spec = _found_model(config, group.world_size, num_segments)
     dtype: torch.dtype = getattr(torch, dtype_name(config.dtype, spec))
     longest = max_model_len(config.max_model_len, spec)
     if most_tokens is not None:
@@ -123,6 +114,22 @@ def load_model(
         biases=weights.biases,
         weights=_described(source, weights.kept, dtype),
     )
+
+
+def _found_model(config: ModelConfig, world_size: int, num_segments: int) -> tuple[Path, ModelSpec]:
+    """Where the model lies, downloaded if it has to be, and what its config says of it."""
+    directory = model_path(
+        config.model,
+        config.revision,
+        config.load_format,
+        with_weights=config.load_format != RANDOM_WEIGHTS,
+    )
+    check_quantization(directory, config.load_format, config.quantization)
+    spec = load_spec(directory, config.load_format, config.model_impl)
+    if num_segments > 1:
+        spec = spec.in_segments(num_segments)
+    spec.check_world_size(world_size)
+    return directory, spec
 
 
 def vocabulary_of(spec: ModelSpec, dtype: torch.dtype, weights: WeightReader) -> Vocabulary | None:
