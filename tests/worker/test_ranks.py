@@ -61,6 +61,16 @@ def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Adap
     ]
 
 
+def test_that_no_weights_are_kept_is_told_by_one_rank_for_all(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = divided(model, 3, weights_cache_path=str(tmp_path))
+    executor.load()
+    executor.close()
+    told = [record for record in caplog.records if "keep weights" in record.getMessage()]
+    assert len(told) == 1
+
+
 @pytest.fixture(scope="module")
 def vocabulary_adapters(
     model: Path, tmp_path_factory: pytest.TempPathFactory

@@ -51,7 +51,8 @@ class Loading:
         if config.weights_cache_path is None:
             return self._read()
         if packing is None or group.world_size > 1:
-            logger.warning("%s: only a CPU's kernels keep weights, and with one rank", FLAG)
+            if group.rank == ROOT:
+                logger.warning("%s: only a CPU's kernels keep weights, and with one rank", FLAG)
             return self._read()
         files = self.source.files()
         key = None if files is None else key_of(files, self._facts(config))
