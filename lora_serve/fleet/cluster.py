@@ -11,11 +11,14 @@ from dataclasses import replace
 
 import click
 import ray
+from ray._private import services
 
 from lora_serve.config import EngineConfig, FleetConfig
 from lora_serve.config.model import AUTO
 from lora_serve.errors import ConfigError
 from lora_serve.fleet.local import num_cards
+
+CLIENT = "ray://"  # how an address begins behind which Ray's client server listens
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +48,14 @@ def gpus_of_nodes() -> list[int]:
     """How many GPUs each node of the cluster has.
 
     `serve run` reads an application before it connects, so the cluster that it will connect to is
-    asked. Where none runs yet, Ray will be started on this machine.
+    asked. Where none runs yet, it will start Ray on this machine.
     """
     if ray.is_initialized():
         return _gpus_of_nodes()
-    try:
-        ray.init(address=_address_of_command() or "auto", logging_level=logging.WARNING)
-    except ConnectionError:
+    address = _address_of_command()
+    if not _is_cluster(address):
         return [num_cards()]
+    ray.init(address=address, logging_level=logging.WARNING)  # as it says it: tokens depend on it
     try:
         return _gpus_of_nodes()
     finally:
@@ -68,3 +71,10 @@ def _address_of_command() -> str | None:
     """What `serve run --address` says, which its option takes from RAY_ADDRESS, too."""
     command = click.get_current_context(silent=True)
     return None if command is None else command.params.get("address")
+
+
+def _is_cluster(address: str | None) -> bool:
+    """Whether `ray.init` connects to a cluster with this address, instead of starting one."""
+    if address is not None and address.startswith(CLIENT):
+        return True
+    return services.canonicalize_bootstrap_address(address) is not None  # type: ignore[arg-type]

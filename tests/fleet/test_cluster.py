@@ -16,6 +16,8 @@ from lora_serve.errors import ConfigError
 
 pytest.importorskip("ray.serve", reason="NO CLUSTER TESTED: Ray Serve is missing (extra fleet)")
 
+from ray._private import services
+
 from lora_serve.fleet import cluster
 
 ON_A_RAY_WITH_GPUS = """
@@ -64,10 +66,10 @@ def test_replicas_reserve_the_gpus_that_a_cluster_declares_without_being_told() 
 
 
 class FakeRay:
-    """A Ray that is connected to no cluster yet. nodes: the GPUs of each; None: there is none."""
+    """A Ray that is connected to no cluster yet. nodes: the GPUs of each."""
 
-    def __init__(self, nodes: list[int] | None, *, dead: int = 0) -> None:
-        self.asked: list[str] = []
+    def __init__(self, nodes: list[int], *, dead: int = 0) -> None:
+        self.asked: list[str | None] = []
         self._is_connected = False
         self._nodes = nodes
         self._dead = dead
@@ -75,10 +77,8 @@ class FakeRay:
     def is_initialized(self) -> bool:
         return self._is_connected
 
-    def init(self, address: str, **_: object) -> None:
+    def init(self, address: str | None, **_: object) -> None:
         self.asked.append(address)
-        if self._nodes is None:
-            raise ConnectionError("no running Ray")
         self._is_connected = True
 
     def shutdown(self) -> None:
@@ -86,13 +86,18 @@ class FakeRay:
 
     def nodes(self) -> list[dict[str, Any]]:
         assert self._is_connected
-        assert self._nodes is not None
         alive = [{"Alive": True, "Resources": {"GPU": float(n)} if n else {}} for n in self._nodes]
         return [*alive, {"Alive": False, "Resources": {"GPU": float(self._dead)}}]
 
 
-def device_on(ray: FakeRay, ranks: int, monkeypatch: pytest.MonkeyPatch) -> str:
+def device_on(
+    ray: FakeRay, ranks: int, monkeypatch: pytest.MonkeyPatch, running: str = "head:6379"
+) -> str:
+    """running: the cluster that was started on this machine, as Ray's own file names it."""
     monkeypatch.setattr(cluster, "ray", ray)
+    monkeypatch.setattr(services, "find_gcs_addresses", lambda: {"of another server:1"})
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda temp_dir: running or None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     engine = EngineConfig(parallel=ParallelConfig(tensor_parallel_size=ranks))
     device = cluster.placed_on_cluster(engine, FleetConfig(replicas=2)).model.device
     assert not ray.is_initialized(), "`serve run` connects by itself, with what it was told"
@@ -125,20 +130,22 @@ def test_the_cluster_is_asked_that_serve_run_will_connect_to(
 ) -> None:
     ray = FakeRay([2])
     with click.Context(click.Command("run")) as context:
-        context.params = {"address": "ray://head:10001"}
-        device_on(ray, 1, monkeypatch)
-        context.params = {"address": None}
-        device_on(ray, 1, monkeypatch)
+        for address in ("ray://head:10001", "10.0.0.1:6379", None):
+            context.params = {"address": address}
+            device_on(ray, 1, monkeypatch)
     device_on(ray, 1, monkeypatch)
-    assert ray.asked == ["ray://head:10001", "auto", "auto"]
+    assert ray.asked == ["ray://head:10001", "10.0.0.1:6379", None, None]
 
 
 @pytest.mark.parametrize(("cards", "device"), [(0, "cpu"), (2, "cuda")])
 def test_where_no_cluster_runs_ray_will_start_on_this_machine(
     cards: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The Ray of another server with --replicas is none of this one's."""
+    ray = FakeRay([8])
     monkeypatch.setattr(cluster, "num_cards", lambda: cards)
-    assert device_on(FakeRay(None), 1, monkeypatch) == device
+    assert device_on(ray, 1, monkeypatch, running="") == device
+    assert not ray.asked
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
