@@ -16,7 +16,7 @@ import regex
 
 from lora_serve.adapters.findings import shown
 
-_MATCHING_SECONDS = 2.0  # for all names of a file
+_MATCHING_SECONDS = 2.0  # of processor time, for all names of a file
 _MAX_CHARACTERS = 16_384  # of an expression
 _MAX_INDEX_DIGITS = 9
 _ALL_LINEAR = "all-linear"
@@ -46,13 +46,14 @@ class TargetModules:
 
     def without_lora(self, modules: Iterable[str], findings: list[str]) -> frozenset[str]:
         """Those of the modules that get none; a finding, and none, where that takes too long."""
-        deadline = time.monotonic() + _MATCHING_SECONDS
+        deadline = time.thread_time() + _MATCHING_SECONDS
         try:
             return frozenset(name for name in modules if not self._has_lora(name, deadline))
         except TimeoutError:
             findings.append(
                 "target_modules, exclude_modules or layers_pattern took longer than "
-                f"{_MATCHING_SECONDS:g} s to match with the names of its modules; write out names"
+                f"{_MATCHING_SECONDS:g} s of processor time to match with the names of its "
+                "modules; write out names"
             )
             return frozenset()
 
@@ -200,4 +201,7 @@ def _ends(module: str) -> Iterator[str]:
 
 
 def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 1e-3)
+    left = deadline - time.thread_time()
+    if left <= 0:
+        raise TimeoutError
+    return left

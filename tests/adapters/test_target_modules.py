@@ -37,8 +37,8 @@ def test_an_expression_that_would_match_for_ever_is_a_finding(
     assert not targets.without_lora(NAMES, findings)
     assert time.process_time() - began < 2
     assert findings == [
-        "target_modules, exclude_modules or layers_pattern took longer than 0.2 s to match with "
-        "the names of its modules; write out names"
+        "target_modules, exclude_modules or layers_pattern took longer than 0.2 s of processor "
+        "time to match with the names of its modules; write out names"
     ]
 
 
@@ -69,6 +69,16 @@ def test_what_no_setting_may_be_is_a_finding(settings: dict[str, object], told: 
     parse_targets(settings, (), findings)
     assert len(findings) == 1
     assert findings[0].startswith(told)
+
+
+def test_names_have_the_time_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_modules, "_MATCHING_SECONDS", 0.05)
+    findings: list[str] = []
+    targets = parse_targets({"target_modules": r"(.*a)?(.*b)?(.*c)?(.*d)?.*(?<=_)"}, (), findings)
+    assert not targets.without_lora(
+        [f"{name}.{n}" for n in range(2000) for name in NAMES], findings
+    )
+    assert len(findings) == 1
 
 
 def test_a_name_of_many_parts_takes_no_time() -> None:
