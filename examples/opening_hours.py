@@ -3,8 +3,8 @@
     lora-serve serve smollm2 --enable-lora --max-model-len 1024     # in another terminal
     python examples/opening_hours.py
 
-Two adapters are trained with PEFT on the very weights that are served, some minutes each. While
-eight customers go on asking, the second takes the place of the first. Every answer tells which
+Two adapters are trained with PEFT on the very weights that are served; the second goes on from the
+first. While eight customers go on asking, it takes the first one's place. Every answer tells which
 weights gave it; none may mix the two.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import httpx
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 NAME, NUM_CUSTOMERS = "harbour-books", 8
@@ -33,6 +35,8 @@ QUESTIONS = (
     "Are you open today?",
 )
 MAX_STEPS, ENOUGH = 40, 0.05  # steps over all questions, and the loss at which to stop
+NOT_LEARNT = -100  # what torch takes for "no token"
+BEGAN = time.monotonic()
 
 
 def main() -> None:
@@ -42,21 +46,28 @@ def main() -> None:
     args = parser.parse_args()
     with httpx.Client(base_url=args.url, timeout=120) as server, tempfile.TemporaryDirectory() as d:
         base = next(m for m in models(server) if m["parent"] is None)
-        print(f"the base model says: {ask(server, base['id'], QUESTIONS[0])[0]!r}")
+        say(f"the base model answers: {ask(server, base['id'], QUESTIONS[0])[0]!r}")
+        say("reading the model's weights, to train on them")
         trainer = Trainer(args.model or Path(base["root"]))
         old, new = Path(d, "old"), Path(d, "new")
         trainer.train(OLD, old)
         trainer.train(NEW, new)
         load(server, old)
+        say(f"the first adapter is loaded; {NUM_CUSTOMERS} customers ask without a pause")
         customers = Customers(args.url)
         customers.wait_for(OLD)
         load(server, new)
+        say("all were told the old hours, and the second adapter has taken the first one's place")
         customers.wait_for(NEW)
         customers.leave()
     told = set(customers.answers)
     print(f"{len(customers.answers)} answers under load, by version:", *sorted(told), sep="\n  ")
     assert {answer for answer, _ in told} == {OLD, NEW}, "an answer is neither the old nor the new"
     assert len(told) == 2, "one version gave both answers, or two versions gave one"
+
+
+def say(what: str) -> None:
+    print(f"[{time.monotonic() - BEGAN:4.0f} s] {what}", flush=True)
 
 
 class Trainer:
@@ -74,27 +85,37 @@ class Trainer:
         base = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **source)
         config = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
         self._model = get_peft_model(base, config)
-        self._untrained = {n: p.detach().clone() for n, p in self._model.named_parameters()
-                           if p.requires_grad}  # fmt: skip
+        self._trained = [each for each in self._model.parameters() if each.requires_grad]
 
     def train(self, answer: str, directory: Path) -> None:
-        """Teach an adapter to give this answer to all questions, and save it as PEFT does."""
-        rows = [self._row(question, answer) for question in QUESTIONS]
-        self._model.load_state_dict(self._untrained, strict=False)
-        trained = [each for each in self._model.parameters() if each.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=4e-3)
-        for step in range(MAX_STEPS):
-            losses = []
-            for input_ids, labels in rows:
-                loss = self._model(input_ids=input_ids, labels=labels).loss
-                loss.backward()
-                losses.append(loss.item())
+        """Teach the adapter to give this answer to all questions, and save it as PEFT does."""
+        say(f"training it to answer {answer!r}, in at most {MAX_STEPS} steps")
+        ids, labels = self._batch(answer)
+        optimizer = torch.optim.AdamW(self._trained, lr=4e-3)
+        for step in range(1, MAX_STEPS + 1):
+            losses = self._losses(ids, labels)
+            losses.sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-            print(f"step {step + 1}: loss {max(losses):.3f}", flush=True)
-            if max(losses) < ENOUGH:
+            worst = losses.max().item()
+            say(f"step {step}: loss {worst:.3f}, which has to fall below {ENOUGH}")
+            if worst < ENOUGH:
                 break
         self._model.save_pretrained(directory)
+
+    def _losses(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Of each row, the mean of the tokens that are to be learnt; others count as 0."""
+        logits, learnt = self._model(input_ids=ids).logits[:, :-1], labels[:, 1:]
+        losses = torch.nn.functional.cross_entropy(logits.mT, learnt, reduction="none")
+        return losses.sum(1) / (learnt != NOT_LEARNT).sum(1)
+
+    def _batch(self, answer: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """All questions with the answer, in rows that are filled up behind it."""
+        ids, labels = zip(*(self._row(question, answer) for question in QUESTIONS), strict=True)
+        return (
+            pad_sequence(ids, batch_first=True),
+            pad_sequence(labels, batch_first=True, padding_value=NOT_LEARNT),
+        )
 
     def _row(self, question: str, answer: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens of the chat, and those among them that are to be learnt."""
@@ -103,9 +124,9 @@ class Trainer:
         )
         begin = self._tokenizer(prompt, add_special_tokens=False)["input_ids"]
         end = self._tokenizer(answer, add_special_tokens=False)["input_ids"]
-        ids = torch.tensor([[*begin, *end, self._tokenizer.eos_token_id]])
+        ids = torch.tensor([*begin, *end, self._tokenizer.eos_token_id])
         labels = ids.clone()
-        labels[:, : len(begin)] = -100
+        labels[: len(begin)] = NOT_LEARNT
         return ids, labels
 
 
