@@ -161,7 +161,7 @@ static void integer_linear_by(const QuantizedLinearCall& call, Workers& workers)
       quantize_rows<Codes>(static_cast<const T*>(linear.x), linear.rows, shape, memory, team),
       call.weight};
   const size_t rows_at_once = round_up(kChunkBytes / product.rows.stride + 1, kMaxRows);
-  share_quantized(team, linear.rows, rows_at_once, shape.panels(),
+  share_quantized(team, linear.rows, rows_at_once, 1, shape.panels(),
                   [&](Range rows, Range panels, int) {
                     multiply_integers<Codes>(product, rows, panels,
                                              [&](size_t row, size_t panel, const float* sums) {

@@ -152,14 +152,24 @@ static void multiply_groups(const QuantizedProduct<Dot>& product, Range block, R
   });
 }
 
-// Rows that share one decoding of their panels, and whose sums are kept meanwhile.
-constexpr int kRowsPerDecoding = 20 * kMaxRows;
+// Rows that share one decoding of their panels, and whose sums are kept meanwhile. Tiles multiply
+// so fast that more must share it: their sums of a pair of panels are 64 KiB.
+template <class Dot>
+constexpr size_t kRowsPerDecoding = kInTiles<Dot> ? 512 : 20 * kMaxRows;
+
+// Rows that are multiplied at once where there are so many.
+template <class Dot>
+constexpr size_t kRowsAligned = 1;
+#ifdef __AMX_BF16__
+template <>
+constexpr size_t kRowsAligned<Bfloat16Tiles> = kRowsOfBlock;
+#endif
 
 // Rows up to which a group is decoded for all of them and multiplied while it lies in L1. With more
 // their left sides no longer do: then all groups are decoded first, and come from L2 each time.
 constexpr size_t kRowsPerGroup = 4 * kMaxRows;
 
-// More than two rows, at most kRowsPerDecoding, times kVectors panels. decoded: decoded_words.
+// More than two rows, at most kRowsPerDecoding<Dot>, times kVectors panels. decoded: decoded_words.
 template <class Codes, int kVectors, class Dot>
 static void multiply_blocks(const QuantizedProduct<Dot>& product, Range rows,
                             const CodeView<kVectors>& view, uint32_t* decoded, float* sums) {
@@ -177,13 +187,33 @@ static void multiply_blocks(const QuantizedProduct<Dot>& product, Range rows,
   const auto from = [&](size_t g) {
     return Range{g, g + at_once < all ? g + at_once : all};
   };
+  const auto decode = [&](Range groups) {
+    const Range units{units_of_group<Codes>(shape, groups.begin).begin,
+                      units_of_group<Codes>(shape, groups.end - 1).end};
+    decode_units<Codes, Word>(view, units, decoded);
+    return DecodedGroups<kVectors>{decoded, widen_numbers(view, groups, scales, offsets)};
+  };
+#ifdef __AMX_BF16__
+  if constexpr (kInTiles<Dot> && kVectors == kPair) {
+    const bool has_blocks = rows.end - rows.begin >= kRowsOfBlock;
+    if (has_blocks && has_whole_steps(shape, shape.units() * Codes::kPerUnit)) {
+      const size_t most = at_once < kMostGroupsOfBlock ? at_once : kMostGroupsOfBlock;
+      const size_t whole = rows.begin + (rows.end - rows.begin) / kRowsOfBlock * kRowsOfBlock;
+      for (size_t g = 0; g < all; g += most) {
+        const Range groups{g, g + most < all ? g + most : all};
+        const DecodedGroups<kVectors> next = decode(groups);
+        multiply_groups_in_blocks<Codes>(product, {rows.begin, whole}, groups, next, sums);
+        for_each_block({whole, rows.end}, kRowsAtOnce<Dot>,
+                       [&](Range block) { multiply(block, groups, next); });
+      }
+      return;
+    }
+  }
+#endif
   if (rows.end - rows.begin <= kRowsPerGroup) {
     for (size_t g = 0; g < all; g += at_once) {
       const Range groups = from(g);
-      const Range units{units_of_group<Codes>(shape, g).begin,
-                        units_of_group<Codes>(shape, groups.end - 1).end};
-      decode_units<Codes, Word>(view, units, decoded);
-      const DecodedGroups<kVectors> next{decoded, widen_numbers(view, groups, scales, offsets)};
+      const DecodedGroups<kVectors> next = decode(groups);
       for_each_block(rows, kRowsAtOnce<Dot>, [&](Range block) { multiply(block, groups, next); });
     }
     return;
@@ -204,8 +234,8 @@ static void multiply_panels(const QuantizedProduct<Dot>& product, Range rows, si
                             int thread, const Finish& finish) {
   const CodeView<kVectors> view(product.weight, panel);
   const QuantizedShape& shape = product.weight.shape;
-  for_each_block(rows, kRowsPerDecoding, [&](Range block) {
-    alignas(64) float sums[kRowsPerDecoding * kVectors * kLanes];
+  for_each_block(rows, kRowsPerDecoding<Dot>, [&](Range block) {
+    alignas(64) float sums[kRowsPerDecoding<Dot> * kVectors * kLanes];
     const size_t count = block.end - block.begin;
     constexpr size_t kMostInRegisters =
         kInTiles<Dot> || kVectors > kPanelsOfFewRows ? 1 : kFewRows;
@@ -253,18 +283,22 @@ static void multiply_quantized(const QuantizedProduct<Dot>& product, Range rows,
   }
 }
 
-// Runs multiply(rows, panels, thread) over all of both, shared by the team.
+// Runs multiply(rows, panels, thread) over all of both, shared by the team. Ranges of rows are
+// whole multiples of `aligned`; the last has what is left over, too, and never a row alone.
 template <class Multiply>
-static void share_quantized(Team team, size_t num_rows, size_t rows_at_once, size_t panels,
-                            const Multiply& multiply) {
-  const size_t num_chunks = ceil_div(num_rows, rows_at_once);
+static void share_quantized(Team team, size_t num_rows, size_t rows_at_once, size_t aligned,
+                            size_t panels, const Multiply& multiply) {
+  const size_t most = rows_at_once < 2 * aligned ? 2 * aligned : rows_at_once;
+  const size_t num_chunks = ceil_div(num_rows, most);
   const size_t wanted = team.num_threads == 1 ? 1 : static_cast<size_t>(team.num_threads) * 8;
   const size_t fours = ceil_div(panels, kPanelsOfOneRow);
   const size_t ranges = wanted < fours ? wanted : fours;
   for_each_task(team, num_chunks * ranges, [&](size_t task, int thread) {
     const Range part = part_of(fours, ranges, task % ranges);
     const size_t end = part.end * kPanelsOfOneRow;
-    multiply(part_of(num_rows, num_chunks, task / ranges),
+    const Range blocks = part_of(ceil_div(num_rows, aligned), num_chunks, task / ranges);
+    const size_t rows_end = blocks.end * aligned;
+    multiply(Range{blocks.begin * aligned, rows_end < num_rows ? rows_end : num_rows},
              Range{part.begin * kPanelsOfOneRow, end < panels ? end : panels}, thread);
   });
 }
@@ -305,8 +339,8 @@ static void quantized_linear_by(const QuantizedLinearCall& call, Workers& worker
   const auto finish = [&](size_t row, size_t panel, const float* sums) {
     finish_linear<T>(linear, row, panel, sums);
   };
-  share_quantized(team, linear.rows, rows_per_chunk<Dot>(width), shape.panels(),
-                  [&](Range rows, Range panels, int thread) {
+  share_quantized(team, linear.rows, rows_per_chunk<Dot>(width), kRowsAligned<Dot>,
+                  shape.panels(), [&](Range rows, Range panels, int thread) {
                     multiply_quantized<Codes>(product, rows, panels, thread, finish);
                   });
 }

@@ -1,12 +1,13 @@
 // Groups of decoded codes times rows, by AMX, each group in the order of sums of tiles.h.
 //
 // Some groups are multiplied one after the other before they are scaled and added: none waits for
-// the tiles of the one before. A row alone is multiplied in registers instead, to the same bits.
+// the tiles of the one before. Many rows are multiplied in the blocks of tile_blocks.h. A row alone
+// is multiplied in registers instead. All of them give the same bits.
 
 #pragma once
 
 #include "quantized_product.h"
-#include "tiles.h"
+#include "tile_blocks.h"
 
 #ifdef __AMX_BF16__
 
@@ -74,6 +75,83 @@ static void multiply_groups(const QuantizedProduct<Bfloat16Tiles>& product, Rang
     const size_t index = g - groups.begin;
     add_group(decoded.numbers, index, g, product.sums.from(block.begin), num_rows, products[index],
               sums);
+  }
+}
+
+// Groups that a block of rows multiplies before it scales and adds them: 16 KiB of products.
+constexpr size_t kMostGroupsOfBlock = 4;
+
+// Whether all groups are whole steps of tiles, which blocks ask for.
+SIMD_INLINE bool has_whole_steps(const QuantizedShape& shape, size_t width) {
+  constexpr size_t kStep = kTileWords * kPerWord<Bfloat16>;
+  return shape.group % kStep == 0 && width % kStep == 0;
+}
+
+// The block's sums += scale and offset times products of kGroups groups from g on, whose numbers
+// these are. In the order of groups, as if they came one by one.
+template <int kGroups, bool kHasOffsets>
+static void add_groups_of_block(const GroupNumbers<kPair>& numbers, size_t g, const RowSums& rows,
+                                const float (*products)[kSumsOfBlock],
+                                float* sums) {
+  F32x16 scales[kGroups][kPair], offsets[kGroups][kPair];
+#pragma GCC unroll 4
+  for (int i = 0; i < kGroups; ++i) {
+#pragma GCC unroll 2
+    for (int v = 0; v < static_cast<int>(kPair); ++v) {
+      scales[i][v] = numbers.scale(v, i);
+      if (kHasOffsets) offsets[i][v] = numbers.offset(v, i);
+    }
+  }
+  for (size_t r = 0; r < kRowsOfBlock; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < static_cast<int>(kPair); ++v) {
+      const size_t at = r * kSumsOfRow + v * kLanes;
+      F32x16 sum = load(sums + at);
+#pragma GCC unroll 4
+      for (int i = 0; i < kGroups; ++i) {
+        sum = fma(scales[i][v], load(products[i] + at), sum);
+        if (kHasOffsets) sum = fma(offsets[i][v], rows.of(r, g + i), sum);
+      }
+      store(sums + at, sum);
+    }
+  }
+}
+
+// Whole blocks of 32 rows times at most kMostGroupsOfBlock groups of a pair of panels. All groups
+// are whole steps. Emerald Rapids, 2 shared cores, November 2026, 512 rows, 896 to 9,728: 5.7 ms of
+// int8 in groups of 128 and 8.5 of int4 in groups of 32; 16 rows at a time 9.8 and 13.4.
+template <class Codes>
+static void multiply_groups_in_blocks(const QuantizedProduct<Bfloat16Tiles>& product, Range rows,
+                                      Range groups, const DecodedGroups<kPair>& decoded,
+                                      float* sums) {
+  constexpr size_t kWords = Decoded<Codes, Bfloat16>::kWords;
+  const size_t stride = product.left.stride * sizeof(Bfloat16);
+  alignas(64) float products[kMostGroupsOfBlock][kSumsOfBlock];
+  configure_whole_tiles();
+  for (size_t row = rows.begin; row < rows.end; row += kRowsOfBlock, sums += kSumsOfBlock) {
+    const Bfloat16* left = product.left.data + row * product.left.stride;
+    const uint32_t* words_at = decoded.words;
+    for (size_t g = groups.begin; g < groups.end; ++g) {
+      const Range units = units_of_group<Codes>(product.weight.shape, g);
+      const size_t num_words = (units.end - units.begin) * kWords;
+      clear_tiles<4>();
+      multiply_tile_block(
+          {{left + units.begin * Codes::kPerUnit, stride}, words_at, num_words / kTileWords},
+          {nullptr, 0});
+      store_block_sums(products[g - groups.begin]);
+      words_at += num_words * kPair * kLanes;
+    }
+    with_count<kMostGroupsOfBlock>(groups.end - groups.begin, [&](auto count) {
+      constexpr int kGroups = decltype(count)::value;
+      const RowSums of_block = product.sums.from(row);
+      if (of_block.data == nullptr) {
+        add_groups_of_block<kGroups, false>(decoded.numbers, groups.begin, of_block, products,
+                                            sums);
+      } else {
+        add_groups_of_block<kGroups, true>(decoded.numbers, groups.begin, of_block, products,
+                                           sums);
+      }
+    });
   }
 }
 

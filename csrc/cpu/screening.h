@@ -167,13 +167,14 @@ static void screen_all(const Screening<T>& screening, size_t panels, Team team) 
 
   const IntegerProduct product{screening.coded, codes};
   const size_t rows_at_once = round_up(kChunkBytes / product.rows.stride + 1, kMaxRows);
-  share_quantized(team, linear.rows, rows_at_once, panels, [&](Range rows, Range part, int thread) {
+  const auto screen = [&](Range rows, Range part, int thread) {
     RowScreen* const screens = screening.screens + static_cast<size_t>(thread) * linear.rows;
     multiply_integers<EightBits>(product, rows, part,
                                  [&](size_t row, size_t panel, const float* sums) {
                                    screening.see(row, panel, sums, screens[row]);
                                  });
-  });
+  };
+  share_quantized(team, linear.rows, rows_at_once, 1, panels, screen);
 }
 
 // Norms of one row of the weight and of what its codes leave out; infinity: it is not screened.

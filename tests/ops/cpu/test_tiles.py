@@ -124,6 +124,28 @@ def test_quantized_linear(ops: Ops, code_format: CodeFormat, rows: int, width: i
     assert torch.equal(y, torch.from_numpy(total).to(BF16))
 
 
+@pytest.mark.parametrize("has_offsets", [False, True])
+@pytest.mark.parametrize("group", [16, 32, 128])
+@pytest.mark.parametrize("bits", [4, 5, 6, 8])
+def test_codes_times_a_row_are_the_same_alone_and_among_many(
+    ops: Ops, bits: int, group: int, has_offsets: bool
+) -> None:
+    """Blocks of 32 rows, what is left over from them, and a panel without a partner."""
+    assert ops.pack_codes is not None
+    form = CodeFormat("stored", 4 if bits == 4 else 8, group, least=-128, most=127)
+    random = torch.Generator().manual_seed(bits)
+    codes = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (101, 352), generator=random)
+    scales = normal(101, -(-352 // group), dtype=torch.float32)
+    offsets = normal(*scales.shape, dtype=torch.float32, seed=1) if has_offsets else None
+    packed = ops.pack_codes(QuantizedWeight(form, codes.to(torch.int8), scales, offsets), None)
+    x = normal(601, 352, dtype=BF16)
+    together = ops.linears.linear(x, packed)
+    for row in (0, 31, 32, 287, 288, 299, 300, 301, 575, 599, 600):
+        assert torch.equal(ops.linears.linear(x[row : row + 1].clone(), packed)[0], together[row])
+    few = [ops.linears.linear(part.clone(), packed) for part in x.split(20)]
+    assert torch.equal(torch.cat(few), together)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_denormals_are_zero_to_a_row_alone_too(ops: Ops, bits: int) -> None:
     """Those of the row, and sums on their way; scales lift the rest to where it would show."""
