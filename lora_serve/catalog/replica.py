@@ -32,6 +32,7 @@ AWAKE_SECONDS = 1.0  # between two signs to the view that this process runs
 RETRY_STORE_SECONDS = 0.5
 WATCH_SECONDS = 1.0  # of one wait for the store, so that the end is noticed
 ASK_SECONDS = 5.0  # for which a request waits until the store has been asked
+STORE_SECONDS = 15.0  # of one answer of the store: longer than its own timeouts, if it keeps them
 NUM_THREADS = 6  # two wait for the store all the time
 
 REQUESTS_GO_ON = "requests go on, changes of adapters are refused"
@@ -99,8 +100,8 @@ class CatalogReplica:
             with contextlib.suppress(CatalogUnavailableError):
                 member = self.member
                 await self._ask(self._store.leave, member.replica_id, member.incarnation)
+            await asyncio.to_thread(self._store.close)  # what still waits for an answer ends
             await asyncio.to_thread(self._threads.shutdown)
-            self._store.close()
 
     # ── requests ────────────────────────────────────────────────────────────────────────────
 
@@ -211,8 +212,19 @@ class CatalogReplica:
     # ── the store ───────────────────────────────────────────────────────────────────────────
 
     async def _ask(self, call: Callable[..., Any], *arguments: object) -> Any:
-        """Call a method of the store in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+        """Call a method of the store in a thread, which is left alone if it takes too long.
+
+        Raises:
+            CatalogUnavailableError: as the method does, or because it has not ended.
+        """
+        running = asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+        try:
+            async with asyncio.timeout(STORE_SECONDS):
+                return await running
+        except TimeoutError:
+            raise CatalogUnavailableError(
+                f"the catalog at {self._store.where}: no whole answer within {STORE_SECONDS:g} s"
+            ) from None
 
     async def _stay_awake(self) -> None:
         while True:

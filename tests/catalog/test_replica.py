@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -216,6 +217,26 @@ async def test_a_bug_in_one_answer_of_the_store_does_not_end_what_follows_it(
         assert (await two.rolled_out(record, PATIENCE)).is_everywhere
         assert digest_of(other, "a") == record.digest
     assert "the catalog is followed anew" in caplog.text
+
+
+async def test_a_store_that_answers_for_ever_holds_up_no_request_and_not_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte each second keeps every timeout of a socket, and the thread that reads it."""
+    monkeypatch.setattr(replica_module, "STORE_SECONDS", 0.2)
+    store, closed = MemoryStore(), threading.Event()
+    monkeypatch.setattr(store, "close", closed.set)
+    async with asyncio.timeout(PATIENCE), started(store, "one") as (one, engine):
+        record = await load(one, engine, "a", write_adapter(tmp_path / "a", "ALPHA"))
+        await one.wait_until_known(record)
+        for call in ("get", "renew", "changes", "leave"):
+            monkeypatch.setattr(store, call, lambda *_: closed.wait())
+        with pytest.raises(
+            CatalogUnavailableError, match=r"no whole answer within 0\.2 s; nothing"
+        ):
+            await load(one, engine, "a", str(tmp_path / "a"))
+        await until(lambda: not one.is_store_up)
+        assert await one.admit("a")
 
 
 async def test_a_replica_that_slept_asks_before_it_admits(tmp_path: Path) -> None:
