@@ -24,6 +24,7 @@ from lora_serve.errors import (
     NotForgottenError,
 )
 from lora_serve.messages import AdapterInfo
+from lora_serve.observability.log import cut
 
 logger = logging.getLogger(__name__)
 
@@ -128,14 +129,14 @@ class EngineWork:
         except LoraServeError as error:
             await self._give_up(record, error)
         except Exception:  # a bug of ours: the name must not seem to be under way for ever
-            logger.exception("adapter %s of the catalog could not be applied", record.name)
+            logger.exception("adapter %s of the catalog could not be applied", cut(record.name))
             await self._give_up(record, LoraServeError("the server failed; its log says why"))
         else:
             self._forget_failures(record.name)
             self._view.note_done(record)
             logger.info(
                 "adapter %s of the catalog: serial %d by %s at %s, %s",
-                record.name,
+                cut(record.name),
                 record.serial,
                 record.by or "nobody known",
                 record.replica or "no replica known",
@@ -199,7 +200,7 @@ class EngineWork:
         if failing.reason != reason:
             logger.warning(
                 "adapter %s of the catalog (serial %d) takes no requests here: %s",
-                name,
+                cut(name),
                 record.serial,
                 reason,
             )
