@@ -19,7 +19,7 @@ class ParallelConfig:
 
     tensor_parallel_size: int = setting(
         "Processes that the model is divided among, each with its own memory and cores, or a GPU; "
-        "answers are the same bits at any number.",
+        "answers are the same bits at any number, unless --tensor-parallel-reduce says otherwise.",
         1,
         aliases=("-tp",),
     )

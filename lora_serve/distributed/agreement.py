@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lora_serve.distributed.group import ROOT, Group, exchange
 from lora_serve.errors import ConfigError
 
@@ -16,9 +18,15 @@ def require_equal(group: Group, fingerprint: bytes) -> None:
     others = [rank for rank, other in enumerate(fingerprints) if other != fingerprints[ROOT]]
     if others:
         raise ConfigError(
-            f"ranks {', '.join(map(str, others))} have other weights or kernels than rank {ROOT}; "
+            f"{ranks_named(others)} other weights or kernels than rank {ROOT}; "
             "see that all read the same checkpoint with the same lora-serve"
         )
+
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    """Say "rank 1 has", or "ranks 1, 2 have"."""
+    names = ", ".join(map(str, ranks))
+    return f"rank {names} has" if len(ranks) == 1 else f"ranks {names} have"
 
 
 def least(group: Group, count: int) -> int:

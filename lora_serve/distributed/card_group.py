@@ -78,8 +78,10 @@ class CardGroup:
 
     def close(self) -> None:
         """Do what `Group` says."""
-        self._on_cards.close()
-        self._on_hosts.close()
+        try:
+            self._on_cards.close()
+        finally:
+            self._on_hosts.close()
 
     def _where(self, values: Tensor) -> Group:
         return self._on_cards if values.device == self._card else self._on_hosts

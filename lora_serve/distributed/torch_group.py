@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
+from lora_serve.distributed.agreement import LOAD_SECONDS
 from lora_serve.distributed.group import own_columns
 from lora_serve.errors import RankLostError
 
@@ -50,10 +51,12 @@ class TorchGroup:
         self.rank = rank
         self.world_size = world_size
         self._seconds = seconds
-        limit = timedelta(seconds=max(seconds, MEETING_SECONDS))
+        meeting_limit = timedelta(seconds=max(seconds, MEETING_SECONDS))
+        # The backend ends what takes longer than this, whatever it is waited for.
+        limit = timedelta(seconds=max(seconds, MEETING_SECONDS, LOAD_SECONDS))
         try:
             store = c10d.FileStore(str(meeting), world_size)
-            store.set_timeout(limit)
+            store.set_timeout(meeting_limit)
             self._backend: Any = open_backend(store, rank, world_size, limit)
         except RuntimeError as error:
             raise RankLostError(f"rank {rank} has not met the others: {error}") from error

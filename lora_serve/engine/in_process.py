@@ -19,7 +19,7 @@ from lora_serve.engine.core.kv_event_publisher import open_publisher
 from lora_serve.engine.frontend.output import OutputProcessor
 from lora_serve.engine.wire import error_from_info
 from lora_serve.engine_stats import EngineStats
-from lora_serve.errors import EngineDeadError, LoraServeError, RankLostError
+from lora_serve.errors import EngineDeadError, LoraServeError
 from lora_serve.messages import AbortRequests, CallReply, EngineMessage, EngineRequest, StepOutputs
 from lora_serve.outputs import RequestOutput
 from lora_serve.text.tokenizer import Tokenizer
@@ -114,7 +114,7 @@ class InProcessEngine:
             raise EngineDeadError("this engine has ended; make another LLM")
         try:
             has_run = self._core.step()
-        except RankLostError:
+        except BaseException:  # also Ctrl-C: a step that was begun was not collected
             self._has_failed = True
             raise
         has_told = False

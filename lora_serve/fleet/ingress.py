@@ -213,6 +213,8 @@ class Ingress:
                         await answer.send_part(part)
                 await answer.end()
             except ReplicaLostError as error:
+                if answer.has_ended:
+                    return None
                 if answer.has_sent:
                     logger.warning("replica %s was lost in an answer: %s", replica_id, error)
                     raise EngineDeadError("the replica was lost while it answered") from error
@@ -277,16 +279,29 @@ class _Answer:
     refusal: ASGIApp
     head: AnswerHead | None = None
     has_sent: bool = False
+    has_ended: bool = False
+    num_sent: int = 0  # bytes of the body
 
     def begin(self, head: AnswerHead) -> None:
         self.head = head
 
     async def send_part(self, body: bytes) -> None:
+        """Send a part of the body; the last one ends the answer, where its length is known.
+
+        The client has it all then, and may send its next request on this connection: whatever
+        becomes of the replica now must not close that.
+        """
         await self._send_head()
-        await self.send({"type": "http.response.body", "body": body, "more_body": True})
+        self.num_sent += len(body)
+        self.has_ended = self.num_sent == self._length
+        message = {"type": "http.response.body", "body": body, "more_body": not self.has_ended}
+        await self.send(message)
 
     async def end(self) -> None:
+        if self.has_ended:
+            return
         await self._send_head()
+        self.has_ended = True
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def send_whole(self, answer: WholeAnswer) -> None:
@@ -323,6 +338,13 @@ class _Answer:
             "headers": [*self.head.headers],
         }
         await self.send(start)
+
+    @property
+    def _length(self) -> int | None:
+        """How many bytes the body has; None if its head does not say."""
+        assert self.head is not None, "it has begun"
+        length = Headers(raw=[*self.head.headers]).get("content-length", "")
+        return int(length) if length.isdecimal() else None
 
     @property
     def _is_stream(self) -> bool:

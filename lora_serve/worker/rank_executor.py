@@ -1,6 +1,7 @@
 """All ranks of a divided model as one `Executor`: the first rank's worker, and links to the others.
 
-The one rule: whatever reaches the first worker has been sent to all others before, in one order.
+The one rule: steps and adapters that the first worker is given were sent to all others before, in
+one order.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from lora_serve.distributed.shares import RankPlace
 from lora_serve.errors import ConfigError, LoraServeError, RankLostError
 from lora_serve.model_info import ModelInfo
 from lora_serve.step import ModelRunnerOutput, SchedulerOutput
-from lora_serve.worker.rank_server import RankLinks, send_call
+from lora_serve.worker.rank_server import NO_MEMORY, RankLinks, send_call
 from lora_serve.worker.rank_shares import adapter_share
 from lora_serve.worker.rank_wire import StepEncoder
 from lora_serve.worker.worker import Worker
@@ -117,8 +118,10 @@ class RankExecutor:
 
     def close(self) -> None:
         """End the other ranks."""
-        self._worker.close()
-        self._close()
+        try:
+            self._worker.close()
+        finally:
+            self._close()
 
     def _require_ranks(self) -> None:
         self._check()
@@ -127,13 +130,14 @@ class RankExecutor:
 
     def _prepare(self, checkpoint: AdapterCheckpoint) -> None:
         linears, vocabulary = self._worker.linears, self._worker.vocabulary
-        for place, links in zip(self._places[1:], self._others, strict=True):
-            share = adapter_share(checkpoint, linears, vocabulary, place)
-            send_call(links.calls, share, self._seconds)
+        # All of them before the first rank is asked: an error here must leave none with its share.
+        own, *shares = [
+            adapter_share(checkpoint, linears, vocabulary, place) for place in self._places
+        ]
+        self._ask(shares)
         own_error: Exception | None = None
         try:
-            share = adapter_share(checkpoint, linears, vocabulary, self._places[0])
-            self._worker.prepare_adapter(share)
+            self._worker.prepare_adapter(own)
         except Exception as error:  # told when the others have answered
             own_error = error
         refusals = [links.calls.receive(self._seconds).decode() for links in self._others]
@@ -146,15 +150,29 @@ class RankExecutor:
             finally:
                 own_error = None  # or it and this frame would keep each other, and the adapter
         rank, refusal = next((r, told) for r, told in enumerate(refusals, 1) if told)
-        raise MemoryError(f"rank {rank} cannot hold the adapter: {refusal}")
+        if refusal.startswith(NO_MEMORY):
+            raise MemoryError(f"rank {rank} cannot hold the adapter: {refusal}")
+        raise RuntimeError(f"rank {rank} could not prepare it: {refusal}")
+
+    def _ask(self, shares: Sequence[AdapterCheckpoint]) -> None:
+        """Send each rank its share; whatever goes wrong, some may have theirs and others not."""
+        try:
+            for links, share in zip(self._others, shares, strict=True):
+                send_call(links.calls, share, self._seconds)
+        except RankLostError:
+            raise
+        except BaseException as error:
+            raise RankLostError(f"an adapter may have reached some ranks alone: {error}") from error
 
     def _discard(self, digest: bytes, own: bool, refusals: Sequence[str]) -> None:
         if own:
             self._worker.discard_adapter(digest)
-        for links, refusal in zip(self._others, refusals, strict=True):
+        for rank, (links, refusal) in enumerate(zip(self._others, refusals, strict=True), 1):
             if not refusal:
                 send_call(links.calls, digest, self._seconds)
-                links.calls.receive(self._seconds)
+                told = links.calls.receive(self._seconds).decode()
+                if told:
+                    raise RankLostError(f"rank {rank} could not discard an adapter: {told}")
 
 
 def told_by_ranks(others: Sequence[RankLinks]) -> LoraServeError | None:

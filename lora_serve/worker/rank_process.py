@@ -5,7 +5,6 @@ A rank ends with the engine, however that ends; and the engine with any of its r
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import pickle
@@ -48,6 +47,17 @@ logger = logging.getLogger(__name__)
 NO_LIMIT_SECONDS = 24 * 3600.0  # where --step-timeout is 0
 _END_SECONDS = 5.0  # for ranks to end by themselves
 _PR_SET_PDEATHSIG = 1
+# A rank's program. Its imports take seconds, in which it must end with its parent, too, even while
+# it is stopped.
+_RANK = f"""
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+from lora_serve.worker.rank_process import run
+run(*map(int, sys.argv[2:]))
+"""
 _REFUSED = 3  # the exit code of a rank that has told the first one why
 _WAITED = 4  # of one that was kept waiting by another
 _WAITED_SECONDS = 1.0  # in which the first rank, which waits for the same one, finds which it is
@@ -220,7 +230,7 @@ class RankProcesses:
             descriptors.append(self.meeting.memory)
         try:
             process = subprocess.Popen(
-                (sys.executable, "-m", __name__, str(os.getpid()), *map(str, descriptors[:2])),
+                (sys.executable, "-c", _RANK, str(os.getpid()), *map(str, descriptors[:2])),
                 pass_fds=descriptors,
             )
             self._processes.append(process)
@@ -231,9 +241,10 @@ class RankProcesses:
             time.sleep(_WAITED_SECONDS)
         if self._is_closing:
             return
-        self._lost = RankLostError(f"rank {rank} {_end(code)}")
+        lost = RankLostError(f"rank {rank} {_end(code)}")
+        self._lost = self._lost or lost  # the first may be why others ended
         if code != _REFUSED:  # else the first rank is told more
-            self._on_lost(self._lost)
+            self._on_lost(lost)
 
     def _tell_late(self, counters: shared_memory.Counters) -> None:
         told: list[int] = []
@@ -294,22 +305,22 @@ def _worker(
     return Worker.of(config, device=device, group=group, node_free_bytes=free_bytes)
 
 
-def main(parent: int, steps: int, calls: int) -> int:
-    """Be a rank until the process `parent` is gone. steps, calls: descriptors of the links."""
+def main(steps: int, calls: int) -> int:
+    """Be a rank; returns its exit code. steps, calls: descriptors of the links."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the engine
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _end_with(parent)
     links = RankLinks(
         *(Link(socket.socket(fileno=end), "the first rank") for end in (steps, calls))
     )
     rank, config, meeting, share = pickle.loads(links.steps.receive(None))
     set_up_logging(config.log, f"rank {rank}", label=f"rank {rank}")
+    _end_with_any_thread(rank)
     if share is not None:
         bind_thread(share)
     try:
         return _serve(rank, config, meeting, share, links)
     except RankLostError as error:  # the first rank finds that, too, and tells of it
-        logger.info("rank %d ends: %s", rank, error)
+        _note_waited(rank, error)
         return _WAITED
     except Exception as error:  # else Python prints it past the log
         logger.critical("rank %d ends by an error that it did not expect", rank, exc_info=error)
@@ -322,23 +333,40 @@ def _serve(
     """Be a rank, until there are no more steps; returns its exit code."""
     try:
         worker = _worker(rank, config, meeting, share)
+    except RankLostError:
+        raise  # it has waited for another rank, which knows why
     except LoraServeError as error:
         refuse(links, error)
         return _REFUSED
-    return 0 if serve_rank(worker, links) else _REFUSED
+
+    def give_up(error: RankLostError) -> None:
+        _note_waited(rank, error)
+        os._exit(_WAITED)
+
+    return 0 if serve_rank(worker, links, step_seconds(config), give_up) else _REFUSED
 
 
-def _end_with(parent: int) -> None:
-    """Have the system end this process with the one that started it, where it can."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(1)
+def _note_waited(rank: int, error: RankLostError) -> None:
+    logger.info("rank %d ends: %s", rank, error)
 
 
-if __name__ == "__main__":
-    _code = main(*map(int, sys.argv[1:]))
+def _end_with_any_thread(rank: int) -> None:
+    """End this process with any of its threads: what they do would be waited for in vain."""
+
+    def end(args: threading.ExceptHookArgs) -> None:
+        name = args.thread.name if args.thread is not None else "a thread"
+        error = args.exc_value or args.exc_type()
+        logger.critical("rank %d ends: its thread %s has died", rank, name, exc_info=error)
+        logging.shutdown()  # wait for that line
+        os._exit(1)
+
+    threading.excepthook = end
+
+
+def run(steps: int, calls: int) -> None:
+    """Be a rank, and end this process."""
+    code = main(steps, calls)
     logging.shutdown()
     # Python would end its threads beneath compiled code, which may take that for a fault: an abort
     # in the log of an engine that ends as it should.
-    os._exit(_code)
+    os._exit(code)

@@ -5,10 +5,12 @@ It knows no more of requests than a step says, and answers with KV and with erro
 
 from __future__ import annotations
 
+import logging
 import pickle
 import queue
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +29,10 @@ from lora_serve.errors import LoraServeError, RankLostError
 from lora_serve.worker.rank_wire import StepDecoder
 from lora_serve.worker.worker import Worker
 
-SEND_SECONDS = 60.0  # in which the first rank takes KV; it waits for nothing else then
+logger = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 60.0  # in which the first rank takes what it is told of the load
+NO_MEMORY = "MemoryError: "  # begins the answer of a rank that has no room for an adapter
 _LOOK_SECONDS = 0.0002  # between two looks whether a card is done with a step
 
 
@@ -46,36 +51,53 @@ class RankLinks:
 def refuse(links: RankLinks, error: LoraServeError) -> None:
     """Tell the first rank, which tells the user, why this one cannot serve."""
     with suppress(RankLostError):  # it has ended, and has told why itself
-        links.steps.send(str(error).encode() or b"it cannot load", seconds=SEND_SECONDS)
+        links.steps.send(str(error).encode() or b"it cannot load", seconds=ANSWER_SECONDS)
 
 
-def serve_rank(worker: Worker, links: RankLinks) -> bool:
+def serve_rank(
+    worker: Worker,
+    links: RankLinks,
+    seconds: float = ANSWER_SECONDS,
+    give_up: Callable[[RankLostError], None] = lambda error: None,
+) -> bool:
     """Load, say so, then do steps until the first rank is gone.
+
+    Args:
+        worker: of this rank.
+        links: to the first rank.
+        seconds: that the first rank may take for a message, once it has begun or is asked for.
+        give_up: called in a thread that the first rank has left waiting for longer; it ends this
+            process, for whatever the thread did would be missing.
 
     Returns:
         Whether it has loaded; else the first rank was told why not.
     """
     try:
         worker.load()
+    except RankLostError:
+        raise  # it has waited for another rank, which knows why
     except LoraServeError as error:
         refuse(links, error)
         return False
-    links.steps.send(b"", seconds=SEND_SECONDS)
+    links.steps.send(b"", seconds=ANSWER_SECONDS)
     saved: queue.SimpleQueue[tuple[bytes, ...] | None] = queue.SimpleQueue()
     for name, target in (
-        ("saved", partial(_send_saved, links.steps, saved)),
-        ("calls", partial(_answer_calls, worker, links.calls)),
+        ("saved", partial(_send_saved, links.steps, saved, seconds, give_up)),
+        ("calls", partial(_answer_calls, worker, links.calls, seconds, give_up)),
     ):
         threading.Thread(target=target, name=name, daemon=True).start()
     try:
-        _run_steps(worker, links.steps, saved)
+        _run_steps(worker, links.steps, saved, seconds)
     finally:
         saved.put(None)
     return True
 
 
 def _run_steps(
-    worker: Worker, steps: Link, saved: queue.SimpleQueue[tuple[bytes, ...] | None]
+    worker: Worker,
+    steps: Link,
+    saved: queue.SimpleQueue[tuple[bytes, ...] | None],
+    seconds: float,
 ) -> None:
     """Take on each step when it comes, also while a card is at the one before."""
     decoder = StepDecoder()
@@ -87,12 +109,12 @@ def _run_steps(
                 saved.put(records)
         try:
             message = steps.receive(None)
-            step, has_loads = decoder.decode(message)
-            if has_loads:
-                loads = decoder.decode_loads(steps.receive(SEND_SECONDS))
-                step = replace(step, kv_loads=loads)
         except RankLostError:
             return  # the engine has ended
+        step, has_loads = decoder.decode(message)
+        if has_loads:
+            loads = decoder.decode_loads(steps.receive(seconds))
+            step = replace(step, kv_loads=loads)
         worker.submit(step)
         has_saves.append(bool(step.kv_saves))
 
@@ -105,31 +127,47 @@ def _ends_first(worker: Worker, steps: Link) -> bool:
     return True
 
 
-def _send_saved(steps: Link, saved: queue.SimpleQueue[tuple[bytes, ...] | None]) -> None:
+def _send_saved(
+    steps: Link,
+    saved: queue.SimpleQueue[tuple[bytes, ...] | None],
+    seconds: float,
+    give_up: Callable[[RankLostError], None],
+) -> None:
     """Send KV in a thread of its own: the first rank takes it when it has done later steps."""
     encoder = msgspec.msgpack.Encoder()
     while (records := saved.get()) is not None:
         try:
-            steps.send(encoder.encode(records), seconds=SEND_SECONDS)
-        except RankLostError:
+            steps.send(encoder.encode(records), seconds=seconds)
+        except RankLostError as error:
+            give_up(error)
             return
 
 
-def _answer_calls(worker: Worker, calls: Link) -> None:
+def _answer_calls(
+    worker: Worker, calls: Link, seconds: float, give_up: Callable[[RankLostError], None]
+) -> None:
     """Prepare and discard adapters; each call gets one answer, empty or an error's text."""
     while True:
         try:
-            call = receive_call(calls)
+            head = calls.receive(None)
+        except RankLostError:
+            return  # the engine has ended
+        try:
+            call = receive_call(head, calls, seconds)
             try:
                 if isinstance(call, AdapterCheckpoint):
                     worker.prepare_adapter(call)
                 else:
                     worker.discard_adapter(call)
                 answer = ""
+            except MemoryError as error:
+                answer = f"{NO_MEMORY}{error}"
             except Exception as error:  # the first rank's to judge
+                logger.exception("an adapter's call failed")
                 answer = f"{type(error).__name__}: {error}"
-            calls.send(answer.encode(), seconds=SEND_SECONDS)
-        except RankLostError:
+            calls.send(answer.encode(), seconds=seconds)
+        except RankLostError as error:
+            give_up(error)
             return
 
 
@@ -153,12 +191,13 @@ def send_call(calls: Link, call: AdapterCheckpoint | bytes, seconds: float) -> N
     calls.send(*(tensor.data for tensor in tensors), seconds=seconds)
 
 
-def receive_call(calls: Link) -> AdapterCheckpoint | bytes:
-    call = pickle.loads(calls.receive(None))
+def receive_call(head: bytes | bytearray, calls: Link, seconds: float) -> AdapterCheckpoint | bytes:
+    """Read a call that begins with the message `head`; the first rank sends the rest in time."""
+    call = pickle.loads(head)
     if isinstance(call, bytes):
         return call
     bare, modules, token_rows, biases, shapes = call
-    data, begin = memoryview(calls.receive(SEND_SECONDS)), 0
+    data, begin = memoryview(calls.receive(seconds)), 0
     tensors = []
     for dtype, shape, size in shapes:
         tensors.append(RawTensor(dtype, shape, data[begin : begin + size]))

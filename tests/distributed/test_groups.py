@@ -295,7 +295,7 @@ def test_ranks_of_other_weights_are_refused() -> None:
 
     makers = [lambda group=group: group for group in in_process_groups(3, SECONDS)]  # type: ignore[misc]
     for told in on_all(makers, refusal):
-        assert told.startswith("ranks 1 have other weights")
+        assert told.startswith("rank 1 has other weights")
 
 
 def test_what_lies_on_a_card_goes_by_cards_and_the_rest_by_hosts() -> None:

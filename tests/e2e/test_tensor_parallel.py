@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,16 +79,27 @@ def is_gone(pid: int) -> bool:
 
 
 async def test_two_ranks_answer_as_one(
-    divided_server: ServerProcess, cold_server: ServerProcess
+    divided_server: ServerProcess, cold_server: ServerProcess, demo_paths: DemoPaths
 ) -> None:
+    """The base model and both adapters, which the cold server has by names of its own."""
     names = ("lora-serve-demo", "alpha", "beta")
     requests = [Prompted(names[i % 3], random_ids(f"ranks {i}", 90), 16) for i in range(6)]
-    expected = await record_alone(cold_server.base_url, requests[::3])
+    paths = {"alpha": demo_paths.alpha, "beta": demo_paths.beta}
+    async with client_for(cold_server.base_url) as http:
+        for name, path in paths.items():
+            fields = {"lora_name": f"whole-{name}", "lora_path": str(path)}
+            assert (await http.post("/v1/load_lora_adapter", json=fields)).status_code == 200
+        own_names = {"lora-serve-demo": "lora-serve-demo"} | {n: f"whole-{n}" for n in paths}
+        alone = [replace(request, model=own_names[request.model]) for request in requests]
+        expected = await record_alone(cold_server.base_url, alone)
+        for name in paths:
+            fields = {"lora_name": f"whole-{name}"}
+            assert (await http.post("/v1/unload_lora_adapter", json=fields)).status_code == 200
     async with client_for(divided_server.base_url) as http:
         together = await asyncio.gather(*(whole(http, request) for request in requests))
         again = [await whole(http, request) for request in requests]
         assert (await http.get("/get_world_size")).json() == {"world_size": 2}
-    for one, other in zip(together[::3], expected, strict=True):
+    for one, other in zip(together, expected, strict=True):
         assert one.equals(other)
     for one, other in zip(together, again, strict=True):
         assert one.equals(other)

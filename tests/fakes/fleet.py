@@ -20,7 +20,8 @@ from lora_serve.server.http.auth import KeyRing
 class LocalFleet:
     """Asks one replica after the other. asked: who was asked, in order.
 
-    lost_after: parts of an answer after which a replica is lost, by its id. lost: those that are.
+    lost_after: parts of an answer after which a replica is lost, by its id. lost_at_end: those that
+    are lost behind the last part. lost: those that are.
     reports_again: False for what is asked between two reports.
     """
 
@@ -40,6 +41,7 @@ class LocalFleet:
             )
         }
         self.lost_after: dict[str, int] = {}
+        self.lost_at_end: set[str] = set()
         self.lost: set[str] = set()
         self.reports_again = True
         self.asked: list[str] = []
@@ -68,6 +70,8 @@ class LocalFleet:
                         raise ReplicaLostError(f"{name} was killed")
                     yield part
                     num_parts += 1
+            if name in self.lost_at_end:
+                raise ReplicaLostError(f"{name} was killed behind its answer")
         finally:
             self.router.ended(name)
 

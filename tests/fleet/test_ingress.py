@@ -136,6 +136,15 @@ async def test_a_request_of_which_nothing_was_sent_is_answered_by_another_replic
     assert party.fleet.asked[1:] == [party.fleet.asked[0], *{"r0", "r1"} - {party.fleet.asked[0]}]
 
 
+async def test_a_replica_that_is_lost_behind_its_whole_answer_costs_nothing(party: Party) -> None:
+    """An error would close the connection, on which the client may have sent its next request."""
+    whole = await party.client.post("/v1/completions", json=PROMPT, headers=ID)
+    party.fleet.lost_at_end = {"r0", "r1"}
+    again = await party.client.post("/v1/completions", json=PROMPT, headers=ID)
+    assert same_form(whole) == same_form(again)
+    assert len(party.fleet.asked) == 2
+
+
 async def test_a_stream_that_has_begun_ends_with_an_error(party: Party) -> None:
     party.fleet.lost_after = {"r0": 4, "r1": 4}
     body = PROMPT | {"stream": True}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -71,6 +73,15 @@ def test_a_process_that_ends_at_its_start_is_told_of(
     monkeypatch.setattr(rank_process.sys, "executable", shutil.which("false"))
     with pytest.raises(RankLostError, match="rank 1"):
         start_ranks(of_two_ranks(model)).load()
+
+
+def test_a_rank_ends_before_its_imports_if_its_parent_is_gone() -> None:
+    """Imports take seconds, in which a server that is stopped would leave it behind."""
+    command = (sys.executable, "-X", "importtime", "-c", rank_process._RANK, "1", "3", "4")
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert ended.returncode == 1
+    assert "ctypes" in ended.stderr
+    assert "lora_serve" not in ended.stderr.partition("ctypes")[2]
 
 
 def test_no_process_is_started_of_more_ranks_than_cores(

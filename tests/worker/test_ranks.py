@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,9 @@ from lora_serve.step import (
     SampleInput,
     SchedulerOutput,
 )
-from lora_serve.worker.rank_server import RankLinks
-from lora_serve.worker.rank_shares import KVShares
+from lora_serve.worker import rank_executor
+from lora_serve.worker.rank_server import RankLinks, send_call
+from lora_serve.worker.rank_shares import KVShares, adapter_share
 from lora_serve.worker.rank_wire import StepDecoder
 from lora_serve.worker.worker import Worker
 from tests.fakes.gguf_files import save_gguf
@@ -246,6 +248,75 @@ def test_an_adapter_is_ready_on_all_ranks_or_on_none(
     executor.close()
 
 
+@pytest.mark.parametrize("unlucky", [0, 1, 2])
+def test_a_share_that_cannot_be_made_reaches_no_rank(
+    model: Path,
+    adapters: list[AdapterCheckpoint],
+    monkeypatch: pytest.MonkeyPatch,
+    unlucky: int,
+) -> None:
+    """What follows is told of itself, not of the load that failed."""
+    workers: dict[int, Worker] = {}
+
+    def make(group: Group) -> Worker:
+        workers[group.rank] = make_rank(model, group)
+        return workers[group.rank]
+
+    def share(checkpoint: AdapterCheckpoint, *more: Any) -> AdapterCheckpoint:
+        if more[-1].rank == unlucky:
+            raise MemoryError("no room for a share")
+        return adapter_share(checkpoint, *more)
+
+    executor = start_threads(3, make)
+    executor.load()
+    with monkeypatch.context() as patch:
+        patch.setattr(rank_executor, "adapter_share", share)
+        with pytest.raises(MemoryError, match="no room for a share"):
+            executor.prepare_adapter(adapters[0])
+    assert not any(worker._adapters._prepared for worker in workers.values())
+    executor.prepare_adapter(adapters[0])
+    assert all(worker._adapters._prepared for worker in workers.values())
+    executor.close()
+
+
+def test_an_adapter_that_may_have_reached_some_ranks_alone_ends_the_engine(
+    model: Path, adapters: list[AdapterCheckpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = count()
+
+    def send(*call: Any) -> None:
+        if next(calls):
+            raise MemoryError("no room for a message")
+        send_call(*call)
+
+    executor = start_threads(3, lambda group: make_rank(model, group))
+    executor.load()
+    monkeypatch.setattr(rank_executor, "send_call", send)
+    with pytest.raises(RankLostError, match="some ranks alone: no room"):
+        executor.prepare_adapter(adapters[0])
+    with pytest.raises(RankLostError, match="some ranks alone"):
+        executor.prepare_adapter(adapters[1])
+    executor.close()
+
+
+def test_a_ranks_own_error_at_an_adapter_is_told(
+    model: Path, adapters: list[AdapterCheckpoint]
+) -> None:
+    class FaultyWorker(Worker):
+        def prepare_adapter(self, checkpoint: AdapterCheckpoint) -> None:
+            raise KeyError("a bug of ours")
+
+    executor = start_threads(
+        2, lambda group: make_rank(model, group, kind=FaultyWorker if group.rank else Worker)
+    )
+    executor.load()
+    with pytest.raises(
+        RuntimeError, match="rank 1 could not prepare it: KeyError: 'a bug of ours'"
+    ):
+        executor.prepare_adapter(adapters[0])
+    executor.close()
+
+
 def test_a_rank_that_hangs_at_an_adapter_is_asked_nothing_more(
     model: Path, adapters: list[AdapterCheckpoint]
 ) -> None:
@@ -282,7 +353,7 @@ def test_a_model_that_ranks_cannot_divide_is_refused_in_one_line(model: Path) ->
 def test_ranks_with_other_weights_are_refused(model: Path, tmp_path: Path) -> None:
     other = save(ALL_MODELS["qwen2"].make(), tmp_path / "other")
     executor = start_threads(2, lambda group: make_rank(other if group.rank else model, group))
-    with pytest.raises(ConfigError, match="ranks 1 have other weights or kernels than rank 0"):
+    with pytest.raises(ConfigError, match="rank 1 has other weights or kernels than rank 0"):
         executor.load()
 
 
