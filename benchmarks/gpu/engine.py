@@ -17,7 +17,7 @@ import torch
 from benchmarks.common.make_checkpoint import ModelShape
 from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.adapters.loader import AdapterLoader
-from lora_serve.adapters.location import HubAdapter
+from lora_serve.adapters.location import AdapterCopy, HubAdapter
 from lora_serve.adapters.manager import AdapterManager
 from lora_serve.adapters.source import AdapterSource
 from lora_serve.adapters.threads import AdapterThreads
@@ -103,7 +103,7 @@ class MeasuredEngine:
         self.info = self._executor.load()
         self.load_seconds = time.perf_counter() - begun
         self._random = _random_bytes(shape)
-        source = AdapterSource(self._checkpoint, _download_nothing)
+        source = AdapterSource(self._checkpoint, _download_nothing, _read_no_copy)
         prepare = self._executor.prepare_adapter
         loader = AdapterLoader(config.lora, source, prepare, _ignore_notice, AdapterThreads())
         hasher = BlockHasher()
@@ -304,6 +304,10 @@ def _dealt_out(num_adapters: int, num_requests: int) -> list[str | NoAdapter]:
 
 def _download_nothing(adapter: HubAdapter) -> str:
     raise AssertionError(f"{adapter} is on no hub")
+
+
+def _read_no_copy(copy: AdapterCopy) -> AdapterCheckpoint:
+    raise AssertionError(f"{copy.origin} was never downloaded")
 
 
 def _ignore_notice() -> None:

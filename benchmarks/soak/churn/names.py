@@ -35,7 +35,7 @@ class NameCosts:
 
 def name_costs(num_names: int) -> NameCosts:
     config = LoRAConfig(enable_lora=True, max_cpu_loras=NUM_RESIDENT)
-    source = AdapterSource(_not_read, _not_read)
+    source = AdapterSource(_not_read, _not_read, _not_read)
     loader = AdapterLoader(config, source, _not_read, lambda: None, AdapterThreads())
     manager, rng = AdapterManager(config, loader), Random(num_names)
     numbers = iter(range(10**9))

@@ -30,7 +30,7 @@ from tests.server.clients import client_for, error_of
 URL = "/load_lora_adapter_from_tensors"
 A, B = "base_model.model.layers.0.q.lora_A.weight", "base_model.model.layers.0.q.lora_B.weight"
 SHAPES = {"layers.0.q": (6, 4)}
-CONFIG = peft_config({"r": 2})
+CONFIG = peft_config({"r": 2, "target_modules": ["q"]})
 
 
 def tensors(seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
