@@ -113,6 +113,13 @@ class _Question:
             raise ConfigError(
                 f"--max-replicas {args.max_replicas} must be at least 1 and at most {MOST_REPLICAS}"
             )
+        if self.roll_outs and args.workload is None:
+            unknown = {each.name for each in self.roll_outs}.difference(self.spec.adapters)
+            if unknown:
+                raise ConfigError(
+                    f"--roll-out {', '.join(sorted(unknown))}: no request asks for it; name "
+                    "adapters by --adapters, or adapter-0 and so on of --num-adapters"
+                )
         if args.save_workload:
             save_workload(make_workload(self.spec), args.save_workload)
 

@@ -115,6 +115,7 @@ def test_a_saved_workload_gives_the_same_figures(cost: str, tmp_path: Path) -> N
         ("--max-concurrency 0", "--max-concurrency 0 must be at least 1"),
         ("--max-num-seqs 0", "--max-num-seqs 0 must be at least 1"),
         ("--input-len 600", "above --max-model-len 512"),
+        ("--num-adapters 2 --roll-out b@1", "--roll-out b: no request asks for it"),
         ("--workload nowhere.jsonl", "nowhere.jsonl: cannot be read"),
     ],
 )

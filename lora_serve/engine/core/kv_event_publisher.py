@@ -50,7 +50,8 @@ class EventPublisher:
         for reached in open_endpoints(config):
             logger.warning(
                 "KV events at %s need no key: every client that reaches this address may read the "
-                "tokens of prompts and answers; bind 127.0.0.1, or let gateways alone reach it",
+                "tokens of prompts and answers; publish at tcp://[::1]:PORT or ipc://PATH, or let "
+                "gateways alone reach it",
                 reached,
             )
         self._topic = config.kv_events_topic.encode()
