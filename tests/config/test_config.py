@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import Field, fields
+from typing import Any
 
 import pytest
 
@@ -194,3 +196,26 @@ def test_secrets_stand_in_no_repr() -> None:
         KVTierConfig(kv_redis_url="redis://:sesame@host/0"),
     )
     assert "sesame" not in repr(configs)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tensor_parallel_size": "2"}, "--tensor-parallel-size '2': want a whole number"),
+        ({"tensor_parallel_size": 2.5}, "--tensor-parallel-size 2.5: want a whole number"),
+        ({"tensor_parallel_size": True}, "--tensor-parallel-size True: want a whole number"),
+        ({"tensor_parallel_size": None}, "--tensor-parallel-size None: want a whole number"),
+        ({"step_timeout": "5"}, "--step-timeout '5': want a number"),
+    ],
+)
+def test_what_is_no_number_is_told_by_its_flag(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        engine_config(model="tiny", **given)
+
+
+def test_numbers_may_be_told_as_the_command_line_tells_them() -> None:
+    config = engine_config(
+        model="tiny", max_model_len="16K", step_timeout=5, override_op=["linear=reference"]
+    )
+    assert config.model.max_model_len == 16_384
+    assert config.model.override_op == ("linear=reference",)
