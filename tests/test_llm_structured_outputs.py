@@ -275,7 +275,11 @@ def test_greedy_tokens_of_a_screened_lm_head_are_those_of_all_logits(
         return tokens
 
     monkeypatch.setattr(LMHeadScreening, "_find", counting)
-    assert greedy_answers(screening) == greedy_answers(lone)
+    expected = greedy_answers(lone)
+    for _ in range(10):  # masks come when they come, so how many steps have some differs
+        assert greedy_answers(screening) == expected
+        if num_found > 10:
+            break
     assert num_found > 10
 
 
