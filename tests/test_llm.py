@@ -445,3 +445,21 @@ def test_ranks_end_with_the_last_reference_and_a_second_close_does_nothing(
     llm.close()
     with pytest.raises(EngineDeadError, match="this engine has ended; make another LLM"):
         llm.generate(TokensPrompt((1, 2, 3)))
+
+
+def test_an_interrupted_step_ends_the_engine(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was begun and not collected: the next one would be answered by what it left."""
+    with LLM(str(model_path), cpu_threads=1, num_gpu_blocks_override=16) as llm:
+        core = llm._engine._core
+
+        def interrupted() -> bool:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(core, "step", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate(TokensPrompt((1, 2, 3)))
+        with pytest.raises(EngineDeadError, match="make another LLM"):
+            llm.generate(TokensPrompt((1, 2, 3)))

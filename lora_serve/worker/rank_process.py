@@ -27,6 +27,7 @@ from lora_serve.distributed.group import ROOT, Group
 from lora_serve.distributed.link import Link, new_link
 from lora_serve.errors import LoraServeError, RankLostError
 from lora_serve.observability.log import set_up_logging
+from lora_serve.observability.lost_threads import exit_with_any_thread
 from lora_serve.ops.cpu.numa import (
     AUTO,
     NodeShare,
@@ -314,7 +315,7 @@ def main(steps: int, calls: int) -> int:
     )
     rank, config, meeting, share = pickle.loads(links.steps.receive(None))
     set_up_logging(config.log, f"rank {rank}", label=f"rank {rank}")
-    _end_with_any_thread(rank)
+    exit_with_any_thread(f"rank {rank}")
     if share is not None:
         bind_thread(share)
     try:
@@ -348,19 +349,6 @@ def _serve(
 
 def _note_waited(rank: int, error: RankLostError) -> None:
     logger.info("rank %d ends: %s", rank, error)
-
-
-def _end_with_any_thread(rank: int) -> None:
-    """End this process with any of its threads: what they do would be waited for in vain."""
-
-    def end(args: threading.ExceptHookArgs) -> None:
-        name = args.thread.name if args.thread is not None else "a thread"
-        error = args.exc_value or args.exc_type()
-        logger.critical("rank %d ends: its thread %s has died", rank, name, exc_info=error)
-        logging.shutdown()  # wait for that line
-        os._exit(1)
-
-    threading.excepthook = end
 
 
 def run(steps: int, calls: int) -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lora_serve.distributed import shared_memory
+from lora_serve.distributed import shared_memory, torch_group
 from lora_serve.distributed.agreement import least, require_equal
 from lora_serve.distributed.card_group import CardGroup, StreamGroup
 from lora_serve.distributed.group import ALONE, Group, broadcast, exchange
@@ -266,6 +266,21 @@ def test_a_rank_that_does_not_come_is_not_waited_for_for_ever(
     told, _ = on_all(make_groups(2, SECONDS), wait)
     assert "rank" in told
     assert told != "did not notice"
+
+
+def test_a_load_may_take_longer_than_ranks_have_to_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gloo ends by a limit of its own what is waited for with a longer one."""
+    monkeypatch.setattr(torch_group, "MEETING_SECONDS", 1.0)
+
+    def load(group: Group) -> list[bytes]:
+        if group.rank:
+            time.sleep(2.5)
+        return exchange(group, b"rank", SECONDS)
+
+    makers = [lambda rank=rank: TorchGroup(rank, 2, tmp_path / "meeting", 0.5) for rank in (0, 1)]  # type: ignore[misc]
+    assert on_all(makers, load) == [[b"rank"] * 2] * 2
 
 
 def test_a_rank_asks_whether_it_waits_in_vain() -> None:

@@ -34,6 +34,7 @@ from lora_serve.kv_tiers.ram import RamTier
 from lora_serve.kv_tiers.save_queue import SaveQueue
 from lora_serve.kv_tiers.store import TieredStore
 from lora_serve.messages import EngineReady
+from lora_serve.observability.lost_threads import exit_with_any_thread
 from tests.fakes.kv_blocks import a_namespace, chain
 
 SURVIVAL_SECONDS = 10.0
@@ -165,7 +166,7 @@ LOSSES: dict[str, Callable[[], None]] = {
 def main(name: str) -> None:
     if name == "the engine's":
         lose_engine_thread()
-    process.exit_with_any_thread()
+    exit_with_any_thread("the engine")
     LOSSES[name]()
     time.sleep(SURVIVAL_SECONDS)
 

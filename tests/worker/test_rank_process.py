@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import signal
 import subprocess
@@ -26,13 +27,15 @@ from lora_serve.config import (
     ParallelConfig,
 )
 from lora_serve.distributed import agreement, shared_memory
+from lora_serve.distributed.link import new_link
 from lora_serve.errors import ConfigError, RankLostError
 from lora_serve.identity import BASE_MODEL
 from lora_serve.models.source import load_spec
+from lora_serve.observability.lost_threads import EXIT_CODE_OF_LOST_THREAD
 from lora_serve.ops.cpu.threads import default_num_threads
 from lora_serve.ops.select import available_ops
 from lora_serve.step import SchedulerOutput
-from lora_serve.worker import rank_executor, rank_process
+from lora_serve.worker import rank_executor, rank_process, rank_server
 from lora_serve.worker.rank_executor import RankExecutor, told_by_ranks
 from lora_serve.worker.rank_process import RankProcesses, start_ranks
 from lora_serve.worker.rank_server import RankLinks
@@ -284,3 +287,42 @@ def test_a_rank_that_is_lost_before_the_end_is_not_waited_for_for_ever(
 ) -> None:
     with loaded(model, monkeypatch):
         lose(how)
+
+
+# ── threads and links of a rank ─────────────────────────────────────────────────────────────────
+
+
+@needs_two_cores
+def test_a_rank_that_has_lost_a_thread_ends_at_once(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it is asked next would be waited for in vain, for as long as a step may take."""
+    with loaded(model, monkeypatch) as executor:
+        executor._others[0].calls.send(b"nothing that could be read", seconds=SECONDS)
+        with pytest.raises(RankLostError, match=f"exit code {EXIT_CODE_OF_LOST_THREAD}"):
+            until(executor._check)
+
+
+def test_a_rank_gives_up_when_its_kv_is_not_taken_in_time() -> None:
+    link, theirs = new_link("the first rank")
+    saved: queue.SimpleQueue[tuple[bytes, ...] | None] = queue.SimpleQueue()
+    saved.put((bytes(16 << 20),))
+    gave_up: list[RankLostError] = []
+    rank_server._send_saved(link, saved, 0.05, gave_up.append)
+    assert [str(error) for error in gave_up] == ["the first rank hangs: it does not answer in time"]
+    link.close()
+    theirs.close()
+
+
+def test_a_rank_that_waits_in_vain_at_the_load_leaves_it_to_the_cause_to_tell() -> None:
+    class WaitingWorker:
+        def load(self) -> None:
+            raise RankLostError("rank 2 hangs")
+
+    steps, theirs = new_link("the first rank")
+    links = RankLinks(steps, steps)
+    with pytest.raises(RankLostError, match="rank 2 hangs"):
+        rank_server.serve_rank(WaitingWorker(), links)  # type: ignore[arg-type]
+    links.close()
+    assert not theirs.recv(1), "it has told the first rank nothing"
+    theirs.close()

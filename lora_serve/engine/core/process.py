@@ -27,10 +27,9 @@ from lora_serve.engine.core.rank_news import RankNews
 from lora_serve.errors import LoraServeError, RankLostError
 from lora_serve.messages import EngineMessage, EngineReady, EngineReply, Shutdown
 from lora_serve.observability.log import set_up_logging
+from lora_serve.observability.lost_threads import exit_with_any_thread
 
 logger = logging.getLogger(__name__)
-
-EXIT_CODE_OF_LOST_THREAD = 70
 
 Inbox = queue.SimpleQueue[EngineMessage | None]  # None: look again, a load or fetch has ended
 
@@ -41,7 +40,7 @@ def run_engine(config: EngineConfig, message_address: str, reply_address: str) -
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     has_ranks = config.parallel.tensor_parallel_size > 1
     set_up_logging(config.log, "engine", label="rank 0" if has_ranks else "")
-    exit_with_any_thread()
+    exit_with_any_thread("the engine")
     _exit_with_parent()
     news = RankNews(reply_address)
     try:
@@ -147,23 +146,6 @@ def _receive(context: zmq.Context[zmq.Socket[bytes]], address: str, inbox: Inbox
         if isinstance(message, Shutdown):
             socket.close(linger=0)
             return
-
-
-def exit_with_any_thread() -> None:
-    """End this process when one of its threads ends by an exception that it did not expect.
-
-    Without its thread, messages, adapters or KV would be waited for in vain; so an engine that has
-    lost one is a dead engine, and the API process starts the next.
-    """
-
-    def end(args: threading.ExceptHookArgs) -> None:
-        name = args.thread.name if args.thread is not None else "a thread"
-        error = args.exc_value or args.exc_type()
-        logger.critical("the engine ends: its thread %s has died", name, exc_info=error)
-        logging.shutdown()  # wait for that line
-        os._exit(EXIT_CODE_OF_LOST_THREAD)
-
-    threading.excepthook = end
 
 
 def _exit_with_parent() -> None:

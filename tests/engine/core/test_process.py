@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import lora_serve
-from lora_serve.engine.core.process import EXIT_CODE_OF_LOST_THREAD
+from lora_serve.observability.lost_threads import EXIT_CODE_OF_LOST_THREAD
 from tests.fakes.lost_threads import LOSSES, SURVIVAL_SECONDS
 
 PACKAGE = Path(lora_serve.__file__).parent
