@@ -34,12 +34,19 @@ class CatalogStore(Protocol):
         """
 
     def get(self, name: str) -> Record | None:
-        """The name's record, which may be of one that was unloaded; None if none is kept."""
+        """The name's record, which may be of one that was unloaded.
+
+        If none is kept: None, or one with the serial 0 where the name is to begin with a
+        generation above 0.
+        """
 
     def put(self, record: Record, expected: int) -> Record | None:
         """Write a record, if the name's has the serial `expected`, which is 0 where there is none.
 
-        Returns it with its serial; None if another change came first.
+        Returns it with its serial; None if another change came first. The record of an unloaded
+        name stays if it `is_kept`. Beyond MAX_UNLOADED of these, the one that was unloaded first is
+        forgotten, and names without a record begin with its generation, if that is higher than
+        where they began: KV of before a reset stays out of reach.
         """
 
     def join(self, member: Member) -> None:

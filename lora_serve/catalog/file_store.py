@@ -1,7 +1,9 @@
 """A catalog in a file of this machine, which its processes share: SQLite in WAL mode.
 
     meta      serial and the number of reports, one row
-    names     name → its record; of names that were unloaded only those with a generation
+    names     name → its record; of names that were unloaded those that are to be kept
+    unloaded  of these the serials and names
+    forgotten the generation with which a name without a record begins, one row at most
     changes   the last MAX_CHANGES changes, by serial
     replicas  id → member, report, and when it was last heard from
 
@@ -23,7 +25,15 @@ from typing import Any
 
 import msgspec
 
-from lora_serve.catalog.records import Change, Member, Record, Report, Snapshot, Standing
+from lora_serve.catalog.records import (
+    MAX_UNLOADED,
+    Change,
+    Member,
+    Record,
+    Report,
+    Snapshot,
+    Standing,
+)
 from lora_serve.errors import CatalogRefusedError, CatalogUnavailableError, ConfigError
 
 MAX_CHANGES = 4096
@@ -43,6 +53,10 @@ CREATE TABLE replicas (
 );
 INSERT INTO meta VALUES (0, 0);
 """
+_ADDED = (  # to files of earlier releases, which leave these alone
+    "CREATE TABLE IF NOT EXISTS unloaded (serial INTEGER PRIMARY KEY, name TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS forgotten (generation INTEGER NOT NULL)",
+)
 _NOTHING_REPORTED = msgspec.json.encode(Report())
 
 
@@ -82,6 +96,7 @@ class FileStore:
             members = rows.execute("SELECT member FROM replicas ORDER BY id").fetchall()
             return Snapshot(
                 serial=_serial(rows),
+                first_generation=_first_generation(rows),
                 records=tuple(msgspec.json.decode(text, type=Record) for (text,) in records),
                 members=tuple(msgspec.json.decode(text, type=Member) for (text,) in members),
             )
@@ -94,7 +109,8 @@ class FileStore:
 
     def get(self, name: str) -> Record | None:
         with self._transaction() as rows:
-            return _record(rows, name)
+            found, first = _record(rows, name), _first_generation(rows)
+            return Record(name=name, generation=first) if found is None and first else found
 
     def put(self, record: Record, expected: int) -> Record | None:
         with self._transaction(writes=True) as rows:
@@ -104,13 +120,7 @@ class FileStore:
             change = _append(rows, record=record)
             written = change.record
             assert written is not None, "it has been given"
-            if written.is_unloaded and not written.generation:
-                rows.execute("DELETE FROM names WHERE name = ?", (written.name,))
-            else:
-                rows.execute(
-                    "INSERT OR REPLACE INTO names VALUES (?, ?, ?)",
-                    (written.name, written.serial, msgspec.json.encode(written)),
-                )
+            _keep(rows, written)
             return written
 
     # ── replicas ────────────────────────────────────────────────────────────────────────────
@@ -207,6 +217,9 @@ class FileStore:
                 for statement in _SCHEMA.split(";"):
                     rows.execute(statement)
             found = [rows.execute(f"PRAGMA {name}").fetchone()[0] for name in _IDENTITY]
+            if found == [*_IDENTITY.values()]:
+                for statement in _ADDED:
+                    rows.execute(statement)
         finally:
             rows.execute("COMMIT")
         if found != [*_IDENTITY.values()]:
@@ -273,6 +286,42 @@ def _serial(rows: sqlite3.Connection) -> int:
 def _record(rows: sqlite3.Connection, name: str) -> Record | None:
     found = rows.execute("SELECT record FROM names WHERE name = ?", (name,)).fetchone()
     return None if found is None else msgspec.json.decode(found[0], type=Record)
+
+
+def _first_generation(rows: sqlite3.Connection) -> int:
+    return int(rows.execute("SELECT coalesce(max(generation), 0) FROM forgotten").fetchone()[0])
+
+
+def _keep(rows: sqlite3.Connection, record: Record) -> None:
+    """Put a record in its name's place, as far as it is kept; forget one beyond MAX_UNLOADED."""
+    rows.execute("DELETE FROM unloaded WHERE name = ?", (record.name,))
+    if not record.is_kept(_first_generation(rows)):
+        rows.execute("DELETE FROM names WHERE name = ?", (record.name,))
+        return
+    rows.execute(
+        "INSERT OR REPLACE INTO names VALUES (?, ?, ?)",
+        (record.name, record.serial, msgspec.json.encode(record)),
+    )
+    if not record.is_unloaded:
+        return
+    rows.execute("INSERT INTO unloaded VALUES (?, ?)", (record.serial, record.name))
+    (count,) = rows.execute("SELECT count(*) FROM unloaded").fetchone()
+    if count > MAX_UNLOADED:
+        _forget_first_unloaded(rows)
+
+
+def _forget_first_unloaded(rows: sqlite3.Connection) -> None:
+    serial, name = rows.execute(
+        "SELECT serial, name FROM unloaded ORDER BY serial LIMIT 1"
+    ).fetchone()
+    rows.execute("DELETE FROM unloaded WHERE serial = ?", (serial,))
+    record = _record(rows, name)
+    if record is None or record.serial != serial:  # an earlier release has changed it since
+        return
+    rows.execute("DELETE FROM names WHERE name = ?", (name,))
+    if record.generation > _first_generation(rows):
+        rows.execute("DELETE FROM forgotten")
+        rows.execute("INSERT INTO forgotten VALUES (?)", (record.generation,))
 
 
 def _append(

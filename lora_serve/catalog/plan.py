@@ -1,6 +1,7 @@
 """What a change makes of a name's record. Pure: the store alone orders changes.
 
-A name keeps its generation when it is unloaded: KV of before a reset is never trusted again.
+A name keeps its generation when it is unloaded: KV of before a reset is never trusted again. And
+it stays unloaded for --lora-modules, until somebody loads it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,18 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from lora_serve.catalog.records import Record
-from lora_serve.errors import AdapterExistsError, AdapterNotFoundError
+from lora_serve.errors import AdapterExistsError, AdapterNotFoundError, LoraServeError
 
 # What becomes of the record that a name has now. Raises what the caller is to be told.
 Plan = Callable[[Record | None], Record]
+
+
+class OtherStateError(LoraServeError):
+    """The name's record is not as a plan for --lora-modules takes it to be."""
+
+    def __init__(self, name: str, found: Record | None) -> None:
+        super().__init__(f"the catalog has another record of '{name}': {found}")
+        self.found = found
 
 
 def loading(wish: Record, *, load_inplace: bool) -> Plan:
@@ -26,17 +35,49 @@ def loading(wish: Record, *, load_inplace: bool) -> Plan:
                 f"The lora adapter '{wish.name}' has already been loaded. If you want to load the "
                 "adapter in place, set 'load_inplace' to True."
             )
-        return replace(wish, generation=0 if current is None else current.generation)
+        return _following(wish, current)
 
     return plan
+
+
+def loading_module(wish: Record) -> Plan:
+    """Let a name of --lora-modules stand for what `wish` says.
+
+    Raises OtherStateError if it stands for something, or did so until somebody unloaded it.
+    """
+
+    def plan(current: Record | None) -> Record:
+        if current is not None and not is_open_to_modules(current):
+            raise OtherStateError(wish.name, current)
+        return replace(_following(wish, current), is_module=True)
+
+    return plan
+
+
+def naming_module(name: str) -> Plan:
+    """Note that --lora-modules names what is loaded, so that its unload will be remembered.
+
+    Raises OtherStateError if nothing is.
+    """
+
+    def plan(current: Record | None) -> Record:
+        if current is None or current.is_unloaded:
+            raise OtherStateError(name, current)
+        return replace(current, is_module=True)
+
+    return plan
+
+
+def is_open_to_modules(current: Record) -> bool:
+    """Whether a server's --lora-modules decides what the name stands for."""
+    return current.is_unloaded and not current.is_module
 
 
 def unloading(wish: Record) -> Plan:
     """Let the name stand for nothing. Raises AdapterNotFoundError if it does so already."""
 
     def plan(current: Record | None) -> Record:
-        known = _required(current, wish.name)
-        return replace(wish, generation=known.generation)
+        return _following(wish, _required(current, wish.name))
 
     return plan
 
@@ -55,6 +96,12 @@ def resetting(wish: Record) -> Plan:
         )
 
     return plan
+
+
+def _following(wish: Record, current: Record | None) -> Record:
+    if current is None:
+        return wish
+    return replace(wish, generation=current.generation, is_module=current.is_module)
 
 
 def _required(current: Record | None, name: str) -> Record:

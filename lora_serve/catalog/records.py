@@ -2,19 +2,26 @@
 
 Every change has a serial, which the store gives: the order of changes is the order of serials, and
 no clock has a say in it.
+
+A name that was unloaded leaves a record where something hangs on it: its generation, below which
+its KV must not be trusted, or a server's --lora-modules, which must not load it again. Of these
+MAX_UNLOADED are kept.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+MAX_UNLOADED = 4096
+
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What a name stands for since a change.
 
     serial: of that change; 0 until the store has given it one. digest: in hexadecimal; "" once the
-    name was unloaded. source: a path or hub id, as every replica is to read it. by, replica, time:
-    who asked for it, where, and when (seconds since 1970), for people alone.
+    name was unloaded. source: a path or hub id, as every replica is to read it. is_module: whether
+    a server's --lora-modules has named it since it last had no record. by, replica, time: who asked
+    for it, where, and when (seconds since 1970), for people alone.
     """
 
     name: str
@@ -23,6 +30,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     generation: int = 0
     pinned: bool = False
+    is_module: bool = False
     by: str = ""
     replica: str = ""
     time: float = 0.0
@@ -30,6 +38,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_unloaded(self) -> bool:
         return not self.digest
+
+    def is_kept(self, first_generation: int) -> bool:
+        """Whether it says more than no record does, of a name that begins with this generation."""
+        return not self.is_unloaded or self.is_module or self.generation > first_generation
 
     def stands_for_the_same(self, other: Record | None) -> bool:
         """Whether an engine that has one of them has nothing to do for the other."""
@@ -67,9 +79,13 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything as it is after the change `serial`; a name without a record stands for nothing."""
+    """Everything as it is after the change `serial`; a name without a record stands for nothing.
+
+    first_generation: with which such a name begins, no lower than any that was forgotten.
+    """
 
     serial: int = 0
+    first_generation: int = 0
     records: tuple[Record, ...] = ()
     members: tuple[Member, ...] = ()
 

@@ -1,6 +1,6 @@
 """The scripts that change a catalog in Redis or Valkey, each in one step of the server.
 
-    KEYS: meta, names, changes, replicas, heard, reports (see redis_store.py)
+    KEYS: meta, names, changes, replicas, heard, reports, unloaded (see redis_store.py)
 
 A server that was started anew may have lost its last changes, or all. So `meta` names the run in
 which its content was last agreed on, each client knows in which run it has last agreed, and every
@@ -8,14 +8,16 @@ script but WANTS and RESTORE refuses where the server's own run is another. Seri
 new run, above all that a replica has seen: none that was lost is given again.
 """
 
+from lora_serve.catalog.records import MAX_UNLOADED
+
 ANEW = "started-anew"
 SERIAL_LEAP = 2**20  # a run has fewer changes that could be lost; 2**53 / 2**20 runs are possible
 MAX_CHANGES = 4096
 MAX_REPORTS = 16
 
 _HEAD = """
-local meta, names, changes, replicas, heard, reports =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local meta, names, changes, replicas, heard, reports, unloaded =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
 local agreed = redis.call('HGET', meta, 'run')
 local serial = tonumber(redis.call('HGET', meta, 'serial') or '0')
@@ -31,6 +33,9 @@ local function append(kind, body, by)
   redis.call('XADD', changes, 'MAXLEN', '~', MAX_CHANGES, written(serial) .. '-0',
     'previous', written(last), 'kind', kind, 'body', body)
 end
+local function first_generation()
+  return tonumber(redis.call('HGET', meta, 'first_generation') or '0')
+end
 local function count_report()
   local number = redis.call('HINCRBY', meta, 'reports', 1)
   redis.call('XADD', reports, 'MAXLEN', MAX_REPORTS, number .. '-0', 'n', '')
@@ -44,28 +49,48 @@ if agreed ~= run or ARGV[#ARGV] ~= run then return redis.error_reply('{ANEW}') e
 def _script(body: str, *, guarded: bool = True) -> str:
     text = _HEAD + (_GUARD if guarded else "") + body
     text = text.replace("MAX_CHANGES", str(MAX_CHANGES)).replace("LEAP", str(SERIAL_LEAP))
+    text = text.replace("MAX_UNLOADED", str(MAX_UNLOADED))
     return text.replace("MAX_REPORTS", str(MAX_REPORTS))
 
 
 # All scripts with a guard take the run in which their caller has agreed as their last argument.
 CHECK = _script("return 1")
 
-# ARGV: name.
-GET = _script("return redis.call('HGET', names, ARGV[1])")
+# ARGV: name. Returns its record, and the generation with which a name without one begins.
+GET = _script("return {redis.call('HGET', names, ARGV[1]), written(first_generation())}")
 
-# ARGV: name, expected serial, record without its serial, whether nothing is to be kept of it.
+# ARGV: name, expected serial, record without its serial, whether it was unloaded, its generation if
+# that is all for which it would be kept then, else nothing.
 PUT = _script("""
 local current = redis.call('HGET', names, ARGV[1])
 if (current and string.match(current, '^%d+') or '0') ~= ARGV[2] then return false end
 append('record', ARGV[3])
-if ARGV[4] == '1' then redis.call('HDEL', names, ARGV[1])
-else redis.call('HSET', names, ARGV[1], written(serial) .. ' ' .. ARGV[3]) end
+redis.call('ZREM', unloaded, ARGV[1])
+if ARGV[4] == '1' and ARGV[5] ~= '' and tonumber(ARGV[5]) <= first_generation() then
+  redis.call('HDEL', names, ARGV[1])
+else
+  redis.call('HSET', names, ARGV[1], written(serial) .. ' ' .. ARGV[3])
+  if ARGV[4] == '1' then redis.call('ZADD', unloaded, written(serial), ARGV[1]) end
+end
+if redis.call('ZCARD', unloaded) > MAX_UNLOADED then
+  local name, since = unpack(redis.call('ZPOPMIN', unloaded))
+  local record = redis.call('HGET', names, name) or ''
+  -- else an earlier release has changed it since
+  if string.match(record, '^%d+') == written(tonumber(since)) then
+    redis.call('HDEL', names, name)
+    local generation = cjson.decode(string.match(record, '^%d+ (.*)$'))['generation']
+    if generation > first_generation() then
+      redis.call('HSET', meta, 'first_generation', written(generation))
+    end
+  end
+end
 redis.call('HSET', meta, 'changed', '1')
 return written(serial)
 """)
 
 SNAPSHOT = _script("""
-return {written(serial), redis.call('HVALS', names), redis.call('HVALS', replicas)}
+return {written(serial), redis.call('HVALS', names), redis.call('HVALS', replicas),
+  written(first_generation())}
 """)
 
 # ARGV: id, member.
@@ -120,23 +145,30 @@ return {run, (agreed ~= run or is_wanted) and 1 or 0}
     guarded=False,
 )
 
-# ARGV: the serial that a replica knows, how many names, how many members, then name and record in
-# turn, then id and member in turn. Its content replaces the server's if it goes further, as long as
-# no name was changed in this run. The new serial is above both. Returns the run.
+# ARGV: the serial that a replica knows, the generation of names without a record, how many names,
+# how many members, then name, record and the serial if it was unloaded in turn, then id and member
+# in turn. Its content replaces the server's if it goes further, as long as no name was changed in
+# this run. The new serial is above both. Returns the run.
 RESTORE = _script(
     """
-local known, num_names, num_members = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local known, generation = tonumber(ARGV[1]), tonumber(ARGV[2])
+local num_names, num_members = tonumber(ARGV[3]), tonumber(ARGV[4])
+if generation > first_generation() then
+  redis.call('HSET', meta, 'first_generation', written(generation))
+end
 if agreed ~= run then
   redis.call('HSET', meta, 'run', run, 'base', written(serial), 'changed', '0')
   append('restored', '', LEAP)
 end
 local base = tonumber(redis.call('HGET', meta, 'base'))
 if redis.call('HGET', meta, 'changed') ~= '1' and known > base then
-  redis.call('DEL', names)
+  redis.call('DEL', names, unloaded)
   for i = 0, num_names - 1 do
-    redis.call('HSET', names, ARGV[4 + 2 * i], ARGV[5 + 2 * i])
+    local name, since = ARGV[5 + 3 * i], ARGV[7 + 3 * i]
+    redis.call('HSET', names, name, ARGV[6 + 3 * i])
+    if since ~= '' then redis.call('ZADD', unloaded, since, name) end
   end
-  local first = 4 + 2 * num_names
+  local first = 5 + 3 * num_names
   for i = 0, num_members - 1 do
     local id, member = ARGV[first + 2 * i], ARGV[first + 1 + 2 * i]
     if redis.call('HSETNX', replicas, id, cjson.encode({member, ''})) == 1 then

@@ -1,7 +1,9 @@
 """A catalog in Redis or Valkey, which servers of many machines share, through its client library.
 
-    lora-serve:catalog:1:{NAME}:meta      hash: serial, run, base, changed, number of reports
+    lora-serve:catalog:1:{NAME}:meta      hash: serial, run, base, changed, number of reports, the
+                                          generation with which names without a record begin
     …:names                               hash: name → serial and record
+    …:unloaded                            sorted set of the names that were unloaded, by serial
     …:changes                             stream of the last changes; an entry's id is its serial
     …:replicas, …:heard                   hashes: id → member and report; id → when last heard from
     …:reports                             stream whose entries wake those who wait for reports
@@ -27,7 +29,7 @@ from lora_serve.errors import CatalogRefusedError, CatalogUnavailableError
 from lora_serve.redis_client import open_redis, reason_of
 
 TIMEOUT_SECONDS = 5.0
-_KEYS = ("meta", "names", "changes", "replicas", "heard", "reports")
+_KEYS = ("meta", "names", "changes", "replicas", "heard", "reports", "unloaded")
 _RUN_CHECK_SECONDS = 2.0  # while nothing comes, the server is asked whether it is still the same
 
 
@@ -64,10 +66,15 @@ class RedisStore:
 
     def snapshot(self) -> Snapshot:
         with self._errors():
-            serial, records, replicas = self._run(scripts.SNAPSHOT)
+            serial, records, replicas, first_generation = self._run(scripts.SNAPSHOT)
             found = sorted((_record(text) for text in records), key=lambda record: record.serial)
             members = sorted((_entry(text)[0] for text in replicas), key=lambda m: m.replica_id)
-            return Snapshot(serial=int(serial), records=tuple(found), members=tuple(members))
+            return Snapshot(
+                serial=int(serial),
+                first_generation=int(first_generation),
+                records=tuple(found),
+                members=tuple(members),
+            )
 
     def changes(self, since: int, seconds: float) -> list[Change]:
         with self._errors():
@@ -80,14 +87,18 @@ class RedisStore:
 
     def get(self, name: str) -> Record | None:
         with self._errors():
-            text = self._run(scripts.GET, name)
+            text, first = self._run(scripts.GET, name)
+            if text is None and int(first):
+                return Record(name=name, generation=int(first))
             return None if text is None else _record(text)
 
     def put(self, record: Record, expected: int) -> Record | None:
-        forgets = record.is_unloaded and not record.generation
+        generation = "" if record.is_module else record.generation
         body = msgspec.json.encode(msgspec.structs.replace(record, serial=0))
         with self._errors():
-            serial = self._run(scripts.PUT, record.name, expected, body, int(forgets))
+            serial = self._run(
+                scripts.PUT, record.name, expected, body, int(record.is_unloaded), generation
+            )
             return None if serial is None else msgspec.structs.replace(record, serial=int(serial))
 
     # ── replicas ────────────────────────────────────────────────────────────────────────────
@@ -195,13 +206,14 @@ def _restored(snapshot: Snapshot) -> list[object]:
     """The arguments of RESTORE."""
     names = [_stored(record) for record in snapshot.records]
     members = [(m.replica_id, msgspec.json.encode(m)) for m in snapshot.members]
-    pairs = [part for pair in (*names, *members) for part in pair]
-    return [snapshot.serial, len(names), len(members), *pairs]
+    parts = [part for each in (*names, *members) for part in each]
+    return [snapshot.serial, snapshot.first_generation, len(names), len(members), *parts]
 
 
-def _stored(record: Record) -> tuple[str, bytes]:
+def _stored(record: Record) -> tuple[str, bytes, int | str]:
     body = msgspec.json.encode(msgspec.structs.replace(record, serial=0))
-    return record.name, b"%d %b" % (record.serial, body)
+    since = record.serial if record.is_unloaded else ""
+    return record.name, b"%d %b" % (record.serial, body), since
 
 
 def _entry(text: bytes) -> tuple[Member, Report]:

@@ -13,7 +13,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from lora_serve.catalog.records import Change, Failure, Member, Record, Report, Snapshot
+from lora_serve.catalog.records import (
+    MAX_UNLOADED,
+    Change,
+    Failure,
+    Member,
+    Record,
+    Report,
+    Snapshot,
+)
 
 MAX_GAP_SECONDS = 5.0  # between two signs of being awake; well below a lease (rollout.py)
 
@@ -56,7 +64,9 @@ class CatalogView:
         self._is_current = False  # whether it was told all since it may last have slept
         self._serial = 0
         self._members: dict[str, Member] = {}
+        self._first_generation = 0  # of names without a record, as in Snapshot
         self._wanted: dict[str, Record] = {}
+        self._unloaded: OrderedDict[str, None] = OrderedDict()  # of these, latest last
         self._done: dict[str, Record] = {}  # what the engine has
         self._queue: OrderedDict[str, None] = OrderedDict()  # names to be worked on, next first
         self._under_way: dict[str, Record] = {}
@@ -97,6 +107,7 @@ class CatalogView:
         """
         if self.member not in snapshot.members:
             return False
+        self._first_generation = max(self._first_generation, snapshot.first_generation)
         wanted = {record.name: record for record in snapshot.records}
         known = self._wanted.keys() | self._done.keys() | self._under_way.keys()
         for name in known - wanted.keys():
@@ -133,6 +144,7 @@ class CatalogView:
         """All that it knows, for a store that has lost it."""
         return Snapshot(
             serial=self._serial,
+            first_generation=self._first_generation,
             records=tuple(self._wanted.values()),
             members=tuple(self._members.values()),
         )
@@ -210,6 +222,10 @@ class CatalogView:
         wanted = self._wanted.get(name)
         return None if wanted is None or wanted.is_unloaded else wanted
 
+    def last_record(self, name: str) -> Record | None:
+        """The name's record, which may be of one that was unloaded; None if none is known."""
+        return self._wanted.get(name)
+
     def records(self) -> Iterator[Record]:
         """All names that stand for something."""
         return (record for record in self._wanted.values() if not record.is_unloaded)
@@ -240,6 +256,7 @@ class CatalogView:
     def _want(self, record: Record, *, is_behind: bool) -> None:
         name, known = record.name, self._wanted.get(record.name)
         self._wanted[name] = record
+        self._unloaded.pop(name, None)
         if known is not None and known.serial == record.serial and name in self._failed:
             return
         self._failed.pop(name, None)
@@ -265,8 +282,14 @@ class CatalogView:
         self._behind.discard(name)
         if not wanted.is_unloaded:
             self._done[name] = wanted  # the same version, perhaps under a newer serial
-        elif not wanted.generation:
+            return
+        if not wanted.is_kept(self._first_generation):
             del self._wanted[name]  # nothing has to be remembered of it
+            return
+        self._unloaded[name] = None
+        if len(self._unloaded) > MAX_UNLOADED:
+            forgotten = self._wanted.pop(self._unloaded.popitem(last=False)[0])
+            self._first_generation = max(self._first_generation, forgotten.generation)
 
     def check_invariants(self) -> None:
         """Assert what must hold after every operation."""
@@ -276,4 +299,6 @@ class CatalogView:
         assert not self._failed.keys() & self._done.keys(), "a name failed, yet its engine has it"
         for name in (self._wanted.keys() | self._done.keys()) - names:
             assert self._is_settled(name), f"{name} is not as its record says"
+        unloaded = {name for name, wanted in self._wanted.items() if wanted.is_unloaded}
+        assert unloaded - names == self._unloaded.keys(), "unloaded names are not counted"
         assert self._behind <= names, f"names wait for nothing: {self._behind - names}"

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lora_serve.catalog import file_store, redis_scripts, view
 from lora_serve.catalog.base import CatalogStore
 from lora_serve.catalog.file_store import FileStore
-from lora_serve.catalog.records import Snapshot
+from lora_serve.catalog.records import MAX_UNLOADED, Snapshot
 from lora_serve.catalog.redis_store import RedisStore
 from tests.fakes.catalog_store import MemoryStore
 from tests.fakes.redis_server import RedisServer, running_redis
@@ -40,6 +41,17 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Cata
     yield made
     for store in made:
         store.close()
+
+
+@pytest.fixture
+def two_unloaded_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores and views forget an unloaded name when there are three."""
+    put, bound = redis_scripts.PUT, f"unloaded) > {MAX_UNLOADED}"
+    assert bound in put
+    monkeypatch.setattr(redis_scripts, "PUT", put.replace(bound, "unloaded) > 2"))
+    for module in (file_store, view):
+        monkeypatch.setattr(module, "MAX_UNLOADED", 2)
+    monkeypatch.setattr(MemoryStore, "max_unloaded", 2)
 
 
 @pytest.fixture

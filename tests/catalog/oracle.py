@@ -6,7 +6,8 @@ lora_serve/catalog/replica.py does, without threads; its engine is a dict.
 
 Judged: an answer is of a version that was the name's at some time (or of none where the name stood
 for nothing), never of one before a change that was told to be everywhere when the request came, and
-never of one before what the same process answered earlier. Where nothing fails any more, every
+never of one before what the same process answered earlier. A name that was unloaded is never loaded
+again by the --lora-modules of a replica that starts. Where nothing fails any more, every
 replica comes to have what the store says.
 """
 
@@ -28,6 +29,7 @@ from tests.fakes.catalog_store import MemoryStore
 
 NAMES = ("a", "b")
 MAX_REPLICAS = 3
+_REFUSALS = (AdapterExistsError, AdapterNotFoundError, plan.OtherStateError)
 KEPT_CHANGES = 2  # so few that a replica that sleeps misses some
 
 
@@ -38,6 +40,8 @@ class WrongAnswerError(AssertionError):
 @dataclass(eq=False)
 class Replica:
     """has_files: whether it can read adapters now. under_way: work that its engine was given.
+
+    has_modules: whether it has begun to load its --lora-modules, which are NAMES.
 
     answered, had: by name, the latest serial of an answer, and of work that has ended.
     """
@@ -50,6 +54,7 @@ class Replica:
     is_cut: bool = False
     has_files: bool = True
     asleep_until: float = 0.0
+    has_modules: bool = False
     answered: dict[str, int] = field(default_factory=dict)
     had: dict[str, int] = field(default_factory=dict)
 
@@ -108,18 +113,22 @@ class Replica:
 
 @dataclass(eq=False)
 class Call:
-    """An operator's change, from its plan to its end."""
+    """An operator's change, from its plan to its end; or one that a flag asks for."""
 
     replica: Replica
     change: plan.Plan
     name: str
+    is_module: bool = False
     planned: Record | None = None
     expected: int = 0
     written: Record | None = None
 
 
 class Fleet:
-    """One life. claims: by name, the serial of the latest change that was told to be everywhere."""
+    """One life.
+
+    claims: by name, the serial of the latest change that was told to be everywhere.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -127,6 +136,7 @@ class Fleet:
         self.store = MemoryStore()
         self.history: dict[str, dict[int, Record]] = {name: {} for name in NAMES}
         self.claims: dict[str, int] = dict.fromkeys(NAMES, 0)
+        self.was_named = dict.fromkeys(NAMES, False)  # by --lora-modules
         self.replicas: list[Replica] = []
         self.calls: list[Call] = []
         self.num_answers = self.num_claims = self.num_made = 0
@@ -138,6 +148,7 @@ class Fleet:
             self._keep: 12, self._follow: 12, self._begin_work: 10, self._end_work: 14,
             self._ask: 24, self._plan: 6, self._write: 12, self._conclude: 24, self._kill: 1,
             self._late: 1, self._sleep: 1, self._cut: 1, self._lose_files: 1, self._forget: 1,
+            self._load_modules: 6,
         }  # fmt: skip
         steps = self.random.choices([*weights], [*weights.values()], k=num_steps)
         for step in steps:
@@ -194,9 +205,9 @@ class Fleet:
         if answer is None:
             latest = _latest_without(history)
         else:
-            latest = answer.serial
-            if history.get(latest) != answer:
+            if history.get(answer.serial) != answer:
                 raise WrongAnswerError(f"{name} never was {answer}")
+            latest = _latest_with(history, answer.serial)
         told = f"{name} on {replica.member.replica_id}: {latest}"
         if latest < claim:
             raise WrongAnswerError(f"{told}, though {claim} was everywhere")
@@ -221,6 +232,21 @@ class Fleet:
         )  # fmt: skip
         self.calls.append(Call(replica, change, name))
 
+    def _load_modules(self) -> None:
+        """A replica that has started sees to the names of its flag, as the server does."""
+        replica = self._awake()
+        if replica.has_modules or not replica.view.is_current:
+            return
+        replica.has_modules = True
+        for name in NAMES:
+            self.num_made += 1
+            wish = Record(name=name, digest=f"{self.num_made:x}", source=f"/{self.num_made}")
+            known = replica.view.last_record(name)
+            if known is None or plan.is_open_to_modules(known):
+                self.calls.append(Call(replica, plan.loading_module(wish), name, is_module=True))
+            elif not known.is_module:
+                self.calls.append(Call(replica, plan.naming_module(name), name, is_module=True))
+
     def _write(self) -> None:
         """Read and plan, or write what was planned."""
         waiting = [call for call in self.calls if call.written is None]
@@ -234,7 +260,7 @@ class Fleet:
             current = self.store.get(call.name)
             try:
                 call.planned = call.change(current)
-            except (AdapterExistsError, AdapterNotFoundError):
+            except _REFUSALS:
                 self.calls.remove(call)
             call.expected = current.serial if current else 0
             return
@@ -247,8 +273,12 @@ class Fleet:
         try:
             if replace(call.change(before), serial=written.serial) != written:
                 raise WrongAnswerError(f"{written} was planned on another than {before}")
-        except (AdapterExistsError, AdapterNotFoundError) as error:
+        except _REFUSALS as error:
             raise WrongAnswerError(f"{written} follows {before}") from error
+        is_gone = before is not None and before.is_unloaded
+        if call.is_module and is_gone and self.was_named[call.name]:
+            raise WrongAnswerError(f"{written} by --lora-modules, though {before} was unloaded")
+        self.was_named[call.name] |= call.is_module
         history[written.serial] = written
 
     def _conclude(self) -> None:
@@ -271,7 +301,7 @@ class Fleet:
         name = written.name
         registered = [standing.member for standing in self.store.standings()]
         for replica in self.replicas:
-            had = replica.had.get(name, 0)
+            had = _latest_with(self.history[name], replica.had.get(name, 0))
             if name not in replica.engine:
                 had = max(had, _latest_without(self.history[name]))
             if replica.member in registered and had < written.serial:
@@ -342,6 +372,16 @@ class Fleet:
                 raise WrongAnswerError(f"{replica.member.replica_id} has {has}, not {records}")
             for name in NAMES:
                 self._judge(replica, name, replica.engine.get(name))
+
+
+def _latest_with(history: dict[int, Record], serial: int) -> int:
+    """The last serial up to which a name stands for the same as after this one."""
+    first = history.get(serial)
+    for later in sorted(each for each in history if first is not None and each > serial):
+        if not history[later].stands_for_the_same(first):
+            break
+        serial = later
+    return serial
 
 
 def _latest_without(history: dict[int, Record]) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from msgspec.structs import replace
 
+from lora_serve.catalog import plan
 from lora_serve.catalog.base import CatalogStore
 from lora_serve.catalog.records import Failure, Member, Record, Report
 
@@ -94,15 +96,55 @@ def _awaited(store: CatalogStore, since: int) -> list[object]:
     return []
 
 
-def test_a_name_that_was_unloaded_is_remembered_only_with_its_generation(
+def come_and_gone(store: CatalogStore, name: str, **fields: object) -> Record:
+    """The record of a name that was loaded and unloaded."""
+    before = store.get(name)
+    there = store.put(record(name, **fields), 0 if before is None else before.serial)
+    assert there is not None
+    gone = store.put(replace(there, digest=""), there.serial)
+    assert gone is not None
+    return gone
+
+
+def test_a_name_that_was_unloaded_is_remembered_with_its_generation_or_as_a_module(
     store: CatalogStore,
 ) -> None:
-    for name, generation in (("plain", 0), ("reset", 3)):
-        there = store.put(record(name, generation=generation), 0)
-        assert there is not None
-        assert store.put(replace(there, digest=""), there.serial) is not None
-    assert [(one.name, one.generation) for one in store.snapshot().records] == [("reset", 3)]
+    come_and_gone(store, "plain")
+    reset = come_and_gone(store, "reset", generation=3)
+    module = come_and_gone(store, "module", is_module=True)
+    assert store.snapshot().records == (reset, module)
+    assert store.get("plain") is None
     assert store.put(record("plain"), 0) is not None
+    assert store.put(record("module"), 0) is None
+    again = store.put(record("module"), module.serial)
+    assert again is not None
+    assert again.serial > module.serial
+    assert again in store.snapshot().records
+
+
+@pytest.mark.usefixtures("two_unloaded_are_kept")
+def test_of_unloaded_names_the_latest_are_remembered_and_no_generation_comes_again(
+    stores: list[CatalogStore],
+) -> None:
+    one, two = stores
+    come_and_gone(one, "first", generation=7)
+    again = come_and_gone(one, "again", is_module=True)
+    loaded = two.put(record("again", is_module=True), again.serial)
+    kept = [come_and_gone(two, name, is_module=True) for name in ("m", "n")]
+    assert one.snapshot().records == (loaded, *kept), "what was loaded again is not forgotten"
+    assert one.snapshot().first_generation == 7
+    for name in ("first", "new"):
+        current = two.get(name)
+        assert current == Record(name=name, generation=7)
+        planned = plan.loading(record(name), load_inplace=False)(current)
+        written = two.put(planned, current.serial)
+        assert written is not None
+        assert written.generation == 7
+        assert two.put(replace(written, digest=""), written.serial) is not None
+    assert one.snapshot().records == (loaded, *kept), (
+        "7 is what a name without a record begins with"
+    )
+    assert one.get("new") == Record(name="new", generation=7)
 
 
 def test_a_replica_is_registered_until_it_leaves(store: CatalogStore) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
+from lora_serve.catalog import plan
 from lora_serve.catalog.records import Change, Record, Report, Snapshot, Standing
 from lora_serve.catalog.rollout import Rollout, State
 from lora_serve.catalog.view import Admission, CatalogView, Work
@@ -187,6 +189,27 @@ def an_unloaded_name_stays_where_it_is(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "end_work", end_work)
 
 
+def unloads_of_modules_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    def is_kept(record: Record, first_generation: int) -> bool:
+        return not record.is_unloaded or record.generation > first_generation
+
+    patch.setattr(Record, "is_kept", is_kept)
+
+
+def a_load_forgets_that_modules_named_it(patch: pytest.MonkeyPatch) -> None:
+    def following(wish: Record, current: Record | None) -> Record:
+        return replace(wish, generation=current.generation if current else 0)
+
+    patch.setattr(plan, "_following", following)
+
+
+def modules_are_loaded_by_what_was_known_before(patch: pytest.MonkeyPatch) -> None:
+    def loading_module(wish: Record) -> plan.Plan:
+        return lambda current: replace(plan._following(wish, current), is_module=True)
+
+    patch.setattr(plan, "loading_module", loading_module)
+
+
 MUTANTS = (
     one_replica_is_enough,
     silent_replicas_do_not_count,
@@ -201,6 +224,9 @@ MUTANTS = (
     a_snapshot_is_taken_before_the_replica_is_registered,
     a_report_outlives_its_process,
     an_unloaded_name_stays_where_it_is,
+    unloads_of_modules_are_forgotten,
+    a_load_forgets_that_modules_named_it,
+    modules_are_loaded_by_what_was_known_before,
 )
 
 

@@ -10,6 +10,7 @@ import pytest
 from lora_serve.catalog.records import Member, Record, Report, Snapshot
 from lora_serve.catalog.redis_store import RedisStore
 from lora_serve.errors import CatalogRefusedError, CatalogUnavailableError, ConfigError
+from tests.catalog.test_base import come_and_gone
 from tests.fakes.redis_server import RedisServer
 
 ONE = Member(replica_id="one", address="http://one", incarnation="1")
@@ -61,6 +62,25 @@ def test_a_server_that_lost_all_takes_no_changes_until_it_was_told_what_it_had(
     again = two.put(B, 0)
     assert again is not None
     assert again.serial > restored.serial
+
+
+@pytest.mark.usefixtures("two_unloaded_are_kept")
+def test_names_that_were_unloaded_stay_so_in_a_server_that_lost_all(
+    pair: tuple[RedisStore, RedisStore], catalog_redis: RedisServer
+) -> None:
+    one, two = pair
+    one.join(ONE)
+    for name, generation in (("x", 5), ("m", 0), ("n", 0)):
+        come_and_gone(one, name, generation=generation, is_module=True)
+    known = one.snapshot()
+    assert [record.name for record in known.records] == ["m", "n"]
+    restarted(catalog_redis)
+    one.restore(known)
+    two.restore(Snapshot())
+    assert two.snapshot().records == known.records
+    come_and_gone(two, "o", is_module=True)
+    assert [record.name for record in one.snapshot().records] == ["n", "o"]
+    assert one.get("m") == Record(name="m", generation=5)
 
 
 def test_the_replica_that_knows_most_restores_even_if_it_comes_second(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from lora_serve.catalog.records import Change, Failure, Member, Record, Snapshot
 from lora_serve.catalog.view import Admission, CatalogView, Work
 
@@ -154,6 +156,25 @@ def test_an_unloaded_name_is_taken_away_and_its_generation_stays_known() -> None
     assert [work.record.is_unloaded for work in do_all(view)] == [True, True]
     assert (view.ready(), [*view.records()]) == ({}, [])
     assert [(one.name, one.generation) for one in view.snapshot().records] == [("b", 2)]
+
+
+@pytest.mark.usefixtures("two_unloaded_are_kept")
+def test_of_unloaded_names_the_latest_stay_known_and_the_highest_generation() -> None:
+    view = view_of(serial=1)
+    for number, name in enumerate("abc"):
+        gone = Record(name=name, serial=2 + number, generation=9 - number, is_module=name == "c")
+        view.take_change(Change(serial=gone.serial, previous=gone.serial - 1, record=gone))
+        view.check_invariants()
+    told = view.snapshot()
+    assert [one.name for one in told.records] == ["b", "c"]
+    assert told.first_generation == 9
+    last = view.last_record("c")
+    assert last is not None
+    assert last.is_module
+    assert view.record("c") is view.last_record("a") is None
+    view.take_snapshot(Snapshot(serial=9, members=(ME,), first_generation=8))
+    assert view.snapshot() == Snapshot(serial=9, members=(ME,), first_generation=9)
+    view.check_invariants()
 
 
 def test_a_replica_that_slept_asks_first() -> None:

@@ -7,23 +7,33 @@ import time
 
 from msgspec.structs import replace
 
-from lora_serve.catalog.records import Change, Member, Record, Report, Snapshot, Standing
+from lora_serve.catalog.records import (
+    MAX_UNLOADED,
+    Change,
+    Member,
+    Record,
+    Report,
+    Snapshot,
+    Standing,
+)
 from lora_serve.errors import CatalogUnavailableError
 
 
 class MemoryStore:
     """is_cut: every call is an error. silent: seconds since each replica was heard from.
 
-    kept: the changes that there are to be read.
+    kept: the changes that there are to be read. max_unloaded: records of unloaded names it keeps.
     """
 
     where = "memory"
+    max_unloaded = MAX_UNLOADED
 
     def __init__(self) -> None:
         self.is_cut = False
         self.silent: dict[str, float] = {}
         self.kept: list[Change] = []
         self._serial = 0
+        self._first_generation = 0
         self._records: dict[str, Record] = {}
         self._members: dict[str, Member] = {}
         self._reports: dict[str, Report] = {}
@@ -37,7 +47,12 @@ class MemoryStore:
         with self._locked():
             records = sorted(self._records.values(), key=lambda record: record.serial)
             members = [self._members[key] for key in sorted(self._members)]
-            return Snapshot(serial=self._serial, records=tuple(records), members=tuple(members))
+            return Snapshot(
+                serial=self._serial,
+                first_generation=self._first_generation,
+                records=tuple(records),
+                members=tuple(members),
+            )
 
     def changes(self, since: int, seconds: float) -> list[Change]:
         end = time.monotonic() + seconds
@@ -51,7 +66,10 @@ class MemoryStore:
 
     def get(self, name: str) -> Record | None:
         with self._locked():
-            return self._records.get(name)
+            first = self._first_generation
+            return self._records.get(name) or (
+                Record(name=name, generation=first) if first else None
+            )
 
     def put(self, record: Record, expected: int) -> Record | None:
         with self._locked():
@@ -60,9 +78,13 @@ class MemoryStore:
                 return None
             written = replace(record, serial=self._serial + 1)
             self._append(record=written)
-            self._records[record.name] = written
-            if written.is_unloaded and not written.generation:
-                del self._records[record.name]
+            self._records.pop(record.name, None)
+            if written.is_kept(self._first_generation):
+                self._records[record.name] = written
+            unloaded = [one for one in self._records.values() if one.is_unloaded]
+            for first in unloaded[: -self.max_unloaded]:
+                del self._records[first.name]
+                self._first_generation = max(self._first_generation, first.generation)
             return written
 
     def join(self, member: Member) -> None:

@@ -120,6 +120,64 @@ async def test_a_module_that_cannot_be_loaded_ends_the_start(fleet: Fleet, tmp_p
         await fleet.start("one", lora_modules=(f"tenant={tmp_path}/nowhere",))
 
 
+@pytest.mark.parametrize("is_named_first", [True, False])
+async def test_a_module_that_was_unloaded_stays_so_for_servers_that_start_later(
+    is_named_first: bool, fleet: Fleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_adapter(tmp_path / "a", "ALPHA")
+    modules = {"lora_modules": (f"tenant={path}",)}
+    one = await fleet.start("one", **(modules if is_named_first else {}))
+    if not is_named_first:
+        await load(one, "tenant", write_adapter(tmp_path / "b", "BETA"))
+        await fleet.start("two", **modules)
+        assert f"the catalog has this name from {tmp_path}/b, which stays" in caplog.text
+    gone = await one.post("/v1/unload_lora_adapter", json={"lora_name": "tenant"})
+    assert gone.status_code == 200
+    late = await fleet.start("three", **modules)
+    assert await said(late, "tenant") == await said(one, "tenant") == "404"
+    serial = gone.headers["X-LoRA-Serial"]
+    assert f"tenant={path}: this name was unloaded (serial {serial}, by " in caplog.text
+    caplog.clear()
+    again = await load(late, "tenant", path)
+    assert int(again.headers["X-LoRA-Serial"]) > int(serial)
+    latest = await fleet.start("four", **modules)
+    answers = [await said(client, "tenant") for client in (one, late, latest)]
+    assert answers == ["ALPHA"] * 3
+    assert "--lora-modules" not in caplog.text
+
+
+async def test_a_module_that_is_unloaded_while_a_server_reads_it_stays_unloaded(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_adapter(tmp_path / "a", "ALPHA")
+    modules = {"lora_modules": (f"tenant={path}",)}
+    examine = FakeEngine.examine_lora_adapter
+
+    async def examine_slowly(engine: FakeEngine, *arguments: str) -> object:
+        """Another server loads it, and it is unloaded, before this one has read it."""
+        monkeypatch.setattr(FakeEngine, "examine_lora_adapter", examine)
+        other = await fleet.start("other", **modules)
+        gone = await other.post("/v1/unload_lora_adapter", json={"lora_name": "tenant"})
+        assert gone.status_code == 200
+        return await examine(engine, *arguments)
+
+    monkeypatch.setattr(FakeEngine, "examine_lora_adapter", examine_slowly)
+    one = await fleet.start("one", **modules)
+    assert await said(one, "tenant") == "404"
+    await load(one, "tenant", path)
+
+
+async def test_a_name_that_no_module_has_leaves_nothing_when_it_is_unloaded(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    path = write_adapter(tmp_path / "a", "ALPHA")
+    one = await fleet.start("one")
+    await load(one, "tenant", path)
+    await one.post("/v1/unload_lora_adapter", json={"lora_name": "tenant"})
+    two = await fleet.start("two", lora_modules=(f"tenant={path}",))
+    assert await said(two, "tenant") == "ALPHA"
+
+
 async def test_what_one_server_resolves_the_other_has(fleet: Fleet, tmp_path: Path) -> None:
     write_adapter(tmp_path / "adapters" / "tenant", "ALPHA")
     resolver = {"lora_resolver": (f"dir:{tmp_path}/adapters",)}

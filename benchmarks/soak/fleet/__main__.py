@@ -12,7 +12,7 @@ import contextlib
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,8 +24,8 @@ from benchmarks.common.checks import report
 from benchmarks.common.facts import write_facts
 from benchmarks.soak.__main__ import made, redis_executable
 from benchmarks.soak.fleet.clients import Clients, Names, versions_at
-from benchmarks.soak.fleet.history import Answer
-from benchmarks.soak.fleet.journal import Journal
+from benchmarks.soak.fleet.history import Answer, Change
+from benchmarks.soak.fleet.journal import NOT_TOLD, Journal
 from benchmarks.soak.fleet.operators import Operators
 from benchmarks.soak.fleet.replicas import (
     PATIENCE_SECONDS,
@@ -34,14 +34,15 @@ from benchmarks.soak.fleet.replicas import (
     Replicas,
     Servers,
     Store,
+    flags_of,
 )
 from benchmarks.soak.fleet.troubles import Troubles
 from benchmarks.soak.fleet.verdict import Record, checks
-from benchmarks.soak.fleet.versions import Versions
+from benchmarks.soak.fleet.versions import Version, Versions
 from lora_serve.demo.model import ensure_demo
 from tests.fakes.redis_server import RedisServer
 
-KINDS: Mapping[str, Callable[[Path, int, str, Path, Troubles], Replicas]] = {
+KINDS: Mapping[str, Callable[[Path, int, Sequence[str], Path, Troubles], Replicas]] = {
     "servers": Servers,
     "ray": RayReplicas,
 }
@@ -65,20 +66,28 @@ class Plan:
 
 
 class Soak:
+    """modules: what the --lora-modules of every replica load, once and never again."""
+
     def __init__(self, plan: Plan, replicas: Replicas, store: Store, troubles: Troubles,
-                 versions: Versions, http: httpx.AsyncClient) -> None:  # fmt: skip
+                 names: Names, modules: Mapping[str, Version], versions: Versions,
+                 http: httpx.AsyncClient) -> None:  # fmt: skip
         self._plan = plan
         self._replicas = replicas
         self._troubles = troubles
         self._http = http
         self._faults: Mapping[Fault, int] = {**replicas.faults, **store.faults}
-        self._names = names = Names(plan.num_adapters, plan.num_hot)
+        self._names = names
+        self._modules = modules
         self._journal = journal = Journal()
         self._clients = Clients(replicas, names, journal, troubles, http)
         self._operators = Operators(replicas, names, versions, journal, troubles, http)
 
     async def run(self) -> Record:
+        begin = time.monotonic()
         await self._replicas.start()
+        for name, version in self._modules.items():
+            change = Change(name, version.digest, begin, time.monotonic())
+            self._journal.note_change(NOT_TOLD, change)
         await self._operators.load_all(LOADED_AT_ONCE)
         plan = self._plan
         print(f"{dict(self._journal.done)}: {plan.num_adapters} adapters are loaded", flush=True)
@@ -146,13 +155,17 @@ async def run(plan: Plan, directory: Path) -> Record:
     redis = RedisServer(redis_executable(), made(directory / "redis"))
     redis.start()
     versions = Versions(model, made(directory / "versions"))
-    replicas = KINDS[plan.replicas_by](model, plan.num_replicas, redis.url, directory, troubles)
+    names = Names(plan.num_adapters, plan.num_hot)
+    modules = {name: versions.new() for name in names.hot}
+    flags = flags_of(redis.url, modules)
+    replicas = KINDS[plan.replicas_by](model, plan.num_replicas, flags, directory, troubles)
     # A connection that idles may be closed, by either side, while it is used again.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     try:
         async with httpx.AsyncClient(timeout=PATIENCE_SECONDS, limits=limits) as http:
             store = Store(redis, replicas, troubles)
-            return await Soak(plan, replicas, store, troubles, versions, http).run()
+            soak = Soak(plan, replicas, store, troubles, names, modules, versions, http)
+            return await soak.run()
     finally:
         replicas.stop()
         redis.stop()

@@ -16,6 +16,7 @@ import httpx
 
 from benchmarks.common.processes import engine_pid
 from benchmarks.soak.fleet.troubles import STORE, Troubles
+from benchmarks.soak.fleet.versions import Version
 from lora_serve.demo.server_process import ServerProcess
 from tests.e2e.processes import pids_below
 from tests.fakes.redis_server import RedisServer
@@ -51,14 +52,20 @@ class Replicas(Protocol):
     def stop(self) -> None: ...
 
 
+def flags_of(store: str, modules: Mapping[str, Version]) -> tuple[str, ...]:
+    """What all replicas are started with, again after each kill. modules: by name."""
+    named = [f"{name}={version.path}" for name, version in modules.items()]
+    return (*FLAGS, "--lora-catalog", store, "--lora-modules", *named)
+
+
 class Servers:
     """Servers of their own, each with an address."""
 
     def __init__(
-        self, model: Path, count: int, store: str, directory: Path, troubles: Troubles
+        self, model: Path, count: int, flags: Sequence[str], directory: Path, troubles: Troubles
     ) -> None:
         self._model = model
-        self._store = store
+        self._flags = flags
         self._directory = directory
         self._troubles = troubles
         self._servers: list[ServerProcess] = []
@@ -91,7 +98,7 @@ class Servers:
     def _started(self, name: str, port: int = 0) -> ServerProcess:
         self._num_started += 1
         log = self._directory / f"{name}.{self._num_started}.log"
-        flags = (*FLAGS, "--lora-catalog", self._store, "--lora-replica-id", name)
+        flags = (*self._flags, "--lora-replica-id", name)
         return ServerProcess(self._model, flags, log, port=port)
 
     async def _kill_server(self, rng: Random) -> None:
@@ -150,11 +157,11 @@ class RayReplicas:
     """Those of one `lora-serve serve --replicas`, behind its address."""
 
     def __init__(
-        self, model: Path, count: int, store: str, directory: Path, troubles: Troubles
+        self, model: Path, count: int, flags: Sequence[str], directory: Path, troubles: Troubles
     ) -> None:
         self._troubles = troubles
         self._count = count
-        flags = (*FLAGS, "--lora-catalog", store, "--replicas", str(count))
+        flags = (*flags, "--replicas", str(count))
         self._server = ServerProcess(model, flags, directory / "fleet.log")
         self.urls: Sequence[str] = [self._server.base_url]
         self.faults: Mapping[Fault, int] = {

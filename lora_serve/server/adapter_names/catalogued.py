@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
@@ -21,7 +20,6 @@ from lora_serve.config import CatalogConfig
 from lora_serve.engine.frontend.resolver import AdapterResolver
 from lora_serve.errors import (
     AdapterError,
-    AdapterExistsError,
     CatalogUnavailableError,
     ChangeUnknownError,
 )
@@ -93,6 +91,13 @@ class CataloguedNames:
         name = wish.lora_name
         if not wish.load_inplace and (current := self.replica.view.record(name)) is not None:
             plan.loading(current, load_inplace=False)(current)  # refuses before anything is read
+        record, adapter = await self._read(wish, by)
+        change = plan.loading(record, load_inplace=wish.load_inplace)
+        return await self._change(record, change), adapter
+
+    async def _read(self, wish: AdapterWish, by: str) -> tuple[Record, AdapterInfo]:
+        """What the name is to stand for, by what lies at the wish's path."""
+        name = wish.lora_name
         adapter = await self._engine.examine_lora_adapter(name, wish.lora_path, wish.digest)
         record = replace(
             self._wish(name, by),
@@ -100,8 +105,7 @@ class CataloguedNames:
             source=_source(wish.lora_path, adapter.path),
             pinned=wish.pinned,
         )
-        change = plan.loading(record, load_inplace=wish.load_inplace)
-        return await self._change(record, change), adapter
+        return record, adapter
 
     async def _load_resolved(self, name: str, source: str) -> None:
         try:
@@ -135,18 +139,26 @@ class CataloguedNames:
         await self.replica.changes.forget(replica_id, has_ended=has_ended)
 
     async def load_modules(self, modules: Sequence[tuple[str, str]]) -> None:
-        """Load those of --lora-modules whose names stand for nothing yet; else the catalog's stay.
+        """Load those of --lora-modules whose names the catalog does not know; else its word stays.
 
         Raises:
             AdapterError: one cannot be loaded. CatalogUnavailableError: the store was lost.
         """
         for name, path in modules:
-            known = self.replica.view.record(name)
-            if known is None:
-                with contextlib.suppress(AdapterExistsError):  # another server was first
-                    await self._write_load(AdapterWish(name, path), "--lora-modules")
-                await self.replica.wait_until_told(name)
-            elif known.source != path:
+            known = await self._module_record(name, path)
+            await self.replica.wait_until_told(name)
+            known = self.replica.view.last_record(name) or known
+            if known.is_unloaded:
+                logger.warning(
+                    "--lora-modules %s=%s: this name was unloaded (serial %d, by %s at %s), and "
+                    "stays so; load it again with `lora-serve adapters load`",
+                    name,
+                    path,
+                    known.serial,
+                    known.by or "nobody known",
+                    known.replica or "no replica known",
+                )
+            elif known.source != path and not known.source.startswith(f"{path}@"):
                 logger.warning(
                     "--lora-modules %s=%s: the catalog has this name from %s, which stays; "
                     "replace it with `lora-serve adapters replace`",
@@ -154,6 +166,23 @@ class CataloguedNames:
                     path,
                     known.source,
                 )
+
+    async def _module_record(self, name: str, path: str) -> Record:
+        """The record of a name of --lora-modules, which is loaded if the catalog does not know it.
+
+        It is noted as such, so that an unload of it is remembered for servers that start later.
+        """
+        known = self.replica.view.last_record(name)
+        while True:
+            try:
+                if known is None or plan.is_open_to_modules(known):
+                    record, _ = await self._read(AdapterWish(name, path), "--lora-modules")
+                    return await self._change(record, plan.loading_module(record))
+                if known.is_module:
+                    return known
+                return await self.replica.changes.make(name, plan.naming_module(name))
+            except plan.OtherStateError as error:  # another change came first
+                known = error.found
 
     async def _change(self, wish: Record, change: plan.Plan) -> Record:
         try:

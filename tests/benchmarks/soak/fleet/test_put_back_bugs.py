@@ -191,6 +191,24 @@ class AnswersOnceByTheNextVersion(Replica):
         return super().version(name)
 
 
+@dataclass
+class LoadsItsModulesAgain(Replica):
+    """It was started anew, and what its flags name is back though it was unloaded everywhere."""
+
+    modules: dict[str, str] = field(default_factory=dict)
+
+    def take(self, name: str, record: tuple[int, str]) -> None:
+        self.modules.setdefault(name, record[1])
+        super().take(name, record)
+
+    def version(self, name: str) -> str:
+        return super().version(name) or self.modules.get(name, ABSENT)
+
+
+class ModulesComeBack(Fleet):
+    replica_class = LoadsItsModulesAgain
+
+
 class OldVersionsStay(Fleet):
     replica_class = MissesChanges
 
@@ -242,6 +260,7 @@ REFUSALS = "no refusal but by what was down"
     ("fleet", "told"),
     [
         (OldVersionsStay, VERSIONS),
+        (ModulesComeBack, VERSIONS),
         (ToldTooEarly, VERSIONS),
         (VersionsReturn, "no process went back to an earlier version"),
         (SerialsOutOfOrder, "serials are in the order of calls"),
