@@ -316,7 +316,11 @@ class CatalogReplica:
     def _note_store(self, error: CatalogUnavailableError | None) -> None:
         """Write a line when the store is lost, one if that stops requests, one when it is back."""
         if error is None and not self.is_store_up:
-            logger.info("the catalog at %s answers", self._store.where)
+            logger.info(
+                "the catalog at %s answers, and has %d adapters",
+                self._store.where,
+                sum(1 for _ in self.view.records()),
+            )
         effect = ""
         if error is not None:
             effect = REQUESTS_GO_ON if self.view.is_current else REQUESTS_STOP

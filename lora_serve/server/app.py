@@ -272,14 +272,15 @@ async def run_server(
         listeners.listen()
         drain, keys, page = Drain(), KeyRing(config), MetricsPage(engine)
         connections = Connections(config, AutoHTTPProtocol)
+        names = names or LocalNames(engine)
         app = create_app(engine, config, drain, keys, page, spool, tracing, names)
         server = SignalledServer(
             http_config(app, config, connections),
             ServerShutdown(engine, drain, connections, config.drain_timeout),
             keys,
         )
-        catalog = None if names is None else names.catalog
-        tell_summary(start_summary(engine.config, config, engine.model_info, catalog))
+        found = names.num_loaded, names.catalog
+        tell_summary(start_summary(engine.config, config, engine.model_info, *found))
         warn_of_open_server(config)
         if told := keys.describe():
             logger.info("%s", told)

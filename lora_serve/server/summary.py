@@ -20,14 +20,21 @@ _NAMES = "their names stand in the catalog at"
 
 
 def start_summary(
-    config: EngineConfig, server: ServerConfig, engine: EngineReady, catalog: str | None = None
+    config: EngineConfig,
+    server: ServerConfig,
+    engine: EngineReady,
+    num_loaded: int | None,
+    catalog: str | None = None,
 ) -> Summary:
-    """A text by subject, in the order of a reader's interest. catalog: of `AdapterNames`."""
+    """A text by subject, in the order of a reader's interest.
+
+    num_loaded, catalog: of `AdapterNames`.
+    """
     summary = {
         "model": _model(config, engine),
         "runs on": _device(config, engine),
         "KV cache": _kv_cache(config, engine),
-        "adapters": _adapters(config) + (f"; {_NAMES} {catalog}" if catalog else ""),
+        "adapters": _adapters(config, num_loaded) + (f"; {_NAMES} {catalog}" if catalog else ""),
         "limits": _limits(config),
         "access": _access(config, server),
     }
@@ -125,11 +132,13 @@ def _kv_events(config: EngineConfig) -> str:
     return f"{how} {endpoint}" + (f", replayed at {replayed}" if replayed else "")
 
 
-def _adapters(config: EngineConfig) -> str:
+def _adapters(config: EngineConfig, num_loaded: int | None) -> str:
     lora = config.lora
     if not lora.enable_lora:
         return "none (--enable-lora serves them)"
-    loaded = f"{len(lora.modules)} loaded; " if lora.modules else ""
+    loaded = f"{num_loaded} loaded; " if num_loaded else ""
+    if num_loaded is None:
+        loaded = "not known until the catalog answers; "
     places = ", ".join(lora.lora_resolver)
     return (
         f"{loaded}{lora.max_loras} in one step, {lora.cpu_lora_limit} in memory, of rank "

@@ -11,13 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from lora_serve.catalog import file_store
+from lora_serve.catalog import file_store, replica
 from lora_serve.catalog.records import Record
 from lora_serve.catalog.replica import CatalogReplica
 from lora_serve.catalog.rollout import ReplicaState, Rollout, State
 from lora_serve.cli.adapters_actions import _version_before
 from lora_serve.config import CatalogConfig, EngineConfig, LoRAConfig, ModelConfig, ServerConfig
 from lora_serve.errors import AdapterNotFoundError, CatalogUnavailableError, ConfigError
+from lora_serve.server.adapter_names import opening
 from lora_serve.server.adapter_names.local import LocalNames
 from lora_serve.server.adapter_names.opening import member_of
 from lora_serve.server.app import create_app
@@ -229,6 +230,41 @@ async def test_a_rollback_knows_a_change_that_was_made_though_its_answer_was_los
     assert (made["old_path"], made["new_path"], made["error"]) == (paths[1], paths[2], None)
     assert told["error"] is not None
     assert _version_before(changes, "tenant")["old_path"] == paths[1]
+
+
+async def test_a_start_without_the_catalog_says_what_is_served_and_what_will_be(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "lora_serve")
+    path = write_adapter(tmp_path / "a", "ALPHA")
+    monkeypatch.setattr(opening, "START_SECONDS", 0.1)
+    monkeypatch.setattr(replica, "ASK_SECONDS", 0.1)
+
+    def gone(store: object) -> None:
+        raise CatalogUnavailableError("the catalog is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(file_store.FileStore, "snapshot", gone)
+        one = await fleet.start("one", lora_modules=(f"tenant={path}", f"other={path}"))
+        assert opening.STARTS_WITHOUT in caplog.text
+        assert "/health and requests for adapters get 503, and the base model" in caplog.text
+        assert fleet.names["one"].num_loaded is None
+        assert (await one.get("/health")).status_code == 503
+        asked = [await said(one, name) for name in ("tenant", "base/model")]
+        assert (asked[0], asked[1].isdigit()) == ("503", False)
+    await until(lambda: fleet.names["one"].num_loaded == 2)
+    assert (await one.get("/health")).status_code == 200
+    assert await said(one, "tenant") == "ALPHA"
+    assert f"the catalog at {fleet.catalog} answers, and has 0 adapters" in caplog.text
+
+
+async def test_a_start_says_nothing_of_a_catalog_that_answers(
+    fleet: Fleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    modules = (f"tenant={write_adapter(tmp_path / 'a', 'ALPHA')}",)
+    await fleet.start("one", lora_modules=modules)
+    assert fleet.names["one"].num_loaded == 1
+    assert opening.STARTS_WITHOUT not in caplog.text
 
 
 async def test_without_a_catalog_a_resolver_loads_for_its_own_server(tmp_path: Path) -> None:

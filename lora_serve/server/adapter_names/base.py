@@ -53,6 +53,10 @@ class AdapterNames(Protocol):
         """Where names stand, and as whom this server is known there, for people; None without."""
 
     @property
+    def num_loaded(self) -> int | None:
+        """How many adapters a start has loaded; None where the catalog has not told of any yet."""
+
+    @property
     def unable(self) -> Collection[str]:
         """Names that this server refuses, because it cannot have what the catalog says of them."""
 

@@ -61,6 +61,11 @@ class CataloguedNames:
         engine.metrics.watch_catalog(self._figures)
 
     @property
+    def num_loaded(self) -> int | None:
+        view = self.replica.view
+        return len(view.ready()) if view.is_current else None
+
+    @property
     def unable(self) -> Collection[str]:
         return self.replica.view.failed.keys()
 

@@ -27,6 +27,10 @@ class LocalNames:
         self._engine = engine
         self._resolver = AdapterResolver(engine.config.lora, engine.load_lora_adapter)
 
+    @property
+    def num_loaded(self) -> int | None:
+        return len(self._engine.config.lora.modules)  # else the engine had not started
+
     def not_served(self) -> Iterator[NotServed]:
         return iter(())
 

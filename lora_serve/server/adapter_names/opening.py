@@ -20,6 +20,11 @@ from lora_serve.server.engine_api import Engine
 
 logger = logging.getLogger(__name__)
 
+STARTS_WITHOUT = (
+    "the server starts though the catalog has not answered: until it does, /health and requests "
+    "for adapters get 503, and the base model is served; then the catalog's adapters are loaded, "
+    "and those of --lora-modules that it does not know"
+)
 START_SECONDS = 10.0  # for which a start waits for the catalog; then it goes on without
 
 
@@ -42,6 +47,8 @@ async def opened_names(
             await asyncio.wait([loading], timeout=START_SECONDS)
             if loading.done():
                 loading.result()
+            elif names.num_loaded is None:
+                logger.warning(STARTS_WITHOUT)
             yield names
         finally:
             loading.cancel()
@@ -55,7 +62,7 @@ async def _load_modules(names: CataloguedNames, modules: Sequence[tuple[str, str
             await names.replica.wait_until_ready()
             return await names.load_modules(modules)
         except CatalogUnavailableError as error:
-            if not has_told:
+            if modules and not has_told:
                 logger.warning("--lora-modules wait until the catalog answers: %s", error)
             has_told = True
             await asyncio.sleep(1)
