@@ -1,5 +1,8 @@
 """Opens Redis or Valkey, and words what goes wrong. Keeps no connection open.
 
+The client library reads whatever a server sends, as long as it sends it, before it gives back any
+of it. So what one question may be answered with is bounded where it is received.
+
 The client library is an extra: importing this module without it is a ModuleNotFoundError.
 """
 
@@ -15,10 +18,53 @@ from redis.retry import Retry
 from lora_serve.errors import ConfigError
 
 MAX_REASON_CHARS = 200
+_CONNECTIONS = {
+    "redis": redis.Connection,
+    "rediss": redis.SSLConnection,
+    "unix": redis.UnixDomainSocketConnection,
+}
+
+
+class _BoundedSocket:
+    """A socket that gives up a server which sends too much after what was last sent to it."""
+
+    def __init__(self, socket: Any, limit: int) -> None:
+        self._socket = socket
+        self._limit = self._left = limit
+
+    def sendall(self, data: bytes) -> None:
+        self._left = self._limit
+        self._socket.sendall(data)
+
+    def recv(self, size: int) -> bytes:
+        received: bytes = self._socket.recv(size)
+        self._count(len(received))
+        return received
+
+    def recv_into(self, buffer: bytearray) -> int:  # for hiredis
+        num_received: int = self._socket.recv_into(buffer)
+        self._count(num_received)
+        return num_received
+
+    def _count(self, num_received: int) -> None:
+        self._left -= num_received
+        if self._left < 0:
+            raise redis.ConnectionError(
+                f"it answers with more than {self._limit / 2**20:g} MiB, and is not listened to "
+                "any longer; see what serves this address"
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
 
 
 def open_redis(
-    flag: str, url: str, password: str | None, timeout_seconds: float, **options: Any
+    flag: str,
+    url: str,
+    password: str | None,
+    timeout_seconds: float,
+    max_answer_bytes: int,
+    **options: Any,
 ) -> Any:
     """A client that connects when first used, and tries nothing twice by itself.
 
@@ -26,6 +72,7 @@ def open_redis(
         flag: which names the URL, for errors; its password's flag and variable follow from it.
         password: the server's, if it does not stand in the URL.
         timeout_seconds: how long each answer, and a connection, may take.
+        max_answer_bytes: what a command, or a pipeline of them, may be answered with.
         options: more of redis-py's own.
 
     Raises:
@@ -41,11 +88,23 @@ def open_redis(
             socket_connect_timeout=timeout_seconds,
             retry=Retry(NoBackoff(), 0),  # the caller decides when to try again
             protocol=2,
+            connection_class=_bounded(url, max_answer_bytes),
             **options,
         )
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{flag}: {error}") from error
     return client
+
+
+def _bounded(url: str, max_answer_bytes: int) -> Any:
+    """The library's class of connections for such a URL, with a bounded socket."""
+    kind: Any = _CONNECTIONS.get(urlsplit(url).scheme, redis.Connection)
+
+    class Bounded(kind):  # type: ignore[misc]
+        def _connect(self) -> _BoundedSocket:
+            return _BoundedSocket(super()._connect(), max_answer_bytes)
+
+    return Bounded
 
 
 def reason_of(error: Exception) -> str:

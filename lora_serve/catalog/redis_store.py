@@ -29,6 +29,7 @@ from lora_serve.errors import CatalogRefusedError, CatalogUnavailableError
 from lora_serve.redis_client import open_redis, reason_of
 
 TIMEOUT_SECONDS = 5.0
+MAX_ANSWER_BYTES = 64 * 2**20  # all records of 100,000 names, with paths of 400 characters
 _KEYS = ("meta", "names", "changes", "replicas", "heard", "reports", "unloaded")
 _RUN_CHECK_SECONDS = 2.0  # while nothing comes, the server is asked whether it is still the same
 
@@ -46,7 +47,7 @@ class RedisStore:
         """Raises ConfigError for a URL that names no server."""
         parts = urlsplit(url)
         self._where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        self._redis = open_redis("--lora-catalog", url, password, timeout_seconds)
+        self._redis = open_redis("--lora-catalog", url, password, timeout_seconds, MAX_ANSWER_BYTES)
         prefix = f"lora-serve:catalog:1:{{{name}}}:"
         self._keys = [prefix + key for key in _KEYS]
         self._timeout_seconds = timeout_seconds

@@ -33,6 +33,7 @@ NAMESPACES = PREFIX + b"namespaces"
 BATCH_BYTES = 4 * 2**20  # of one pipeline: neither side has to buffer more
 BATCH_KEYS = 512
 SOCKET_READ_BYTES = 2**20
+MAX_ANSWER_BYTES = 256 * 2**20  # a record of one block has some megabytes in the largest models
 EXPIRE_SECONDS = 7 * 24 * 3600  # after it was written; frees what nothing leads to any more, too
 
 
@@ -61,7 +62,12 @@ class RedisKeyspace:
         password: the server's, if it does not stand in the URL.
         """
         self._redis = open_redis(
-            "--kv-redis-url", url, password, timeout_seconds, socket_read_size=SOCKET_READ_BYTES
+            "--kv-redis-url",
+            url,
+            password,
+            timeout_seconds,
+            MAX_ANSWER_BYTES,
+            socket_read_size=SOCKET_READ_BYTES,
         )
 
     def ping(self) -> None:
