@@ -118,7 +118,7 @@ def load(remote: Remote, args: argparse.Namespace) -> int:
                 "an adapter with this name is loaded already; to load another in its place: "
                 f"lora-serve adapters replace {name} {paths[name]}"
             ) from error
-        return _changed(f"{name}: loaded {_version(_now(remote, name))}", reply)
+        return _changed(f"{name}: loaded {_told(_now(remote, name))}", reply)
 
     return _each(paths, act)
 
@@ -151,7 +151,7 @@ def roll_back(remote: Remote, args: argparse.Namespace) -> int:
                 f"put that version's files back, or load what is there now: lora-serve adapters "
                 f"replace {name} {path}"
             ) from error
-        return _changed(f"{name}: {_change(old, _now(remote, name))}, from {path}", reply)
+        return _changed(f"{name}: {_change(old, _now(remote, name))}", reply)
 
     return _each(args.names, act)
 
@@ -195,7 +195,9 @@ def _each(names: Mapping[str, str] | Sequence[str], act: Act) -> int:
 def _changed(told: str, reply: Reply) -> Outcome:
     """What to tell of a change that is made: a server's warning, too, and how far it came."""
     _, found, warning = reply.text.partition("Warning: ")
-    is_everywhere = reply.headers.get("X-LoRA-Rollout", "everywhere") == "everywhere"
+    rollout = reply.headers.get("X-LoRA-Rollout")
+    is_everywhere = rollout in (None, "everywhere")
+    told += ", everywhere" * (rollout == "everywhere")
     return Outcome(f"{told}\n  warning: {warning.strip()}" if found else told, is_everywhere)
 
 
@@ -254,16 +256,27 @@ def _version_before(changes: Sequence[Json], name: str) -> Json:
 
 def _change(old: ServedModel | None, new: ServedModel | None) -> str:
     if old is None or "state" in old.facts:
-        return f"loaded {_version(new)}"
+        return f"loaded {_told(new)}"
     if _digest(old) == _digest(new):
-        return f"unchanged, {_version(new)}: the same bytes, so cached KV stays warm"
-    return f"{_digest(old)[:SHORT_DIGEST]} → {_version(new)}"
+        return f"unchanged, the same bytes, so cached KV stays warm: {_told(new)}"
+    return f"{_digest(old)[:SHORT_DIGEST]} → {_told(new)}"
 
 
-def _version(adapter: ServedModel | None) -> str:
+def _told(adapter: ServedModel | None) -> str:
+    """What is served under a name now: the version, its size, whether it is pinned, from where."""
     if adapter is None:
         return "(the server does not tell what it has now)"
-    return _digest(adapter)[:SHORT_DIGEST] or "(the server tells no digest)"
+    facts = adapter.facts
+    parts = [_digest(adapter)[:SHORT_DIGEST] or "(the server tells no digest)"]
+    if "rank" in facts:
+        parts.append(f"rank {facts['rank']}")
+    if isinstance(facts.get("num_bytes"), int):
+        parts.append(shown_bytes(facts["num_bytes"]))
+    if facts.get("pinned"):
+        parts.append("pinned in memory")
+    if facts.get("root"):
+        parts.append(f"from {facts['root']}")
+    return ", ".join(parts)
 
 
 def _digest(adapter: ServedModel | None) -> str:

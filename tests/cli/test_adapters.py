@@ -14,10 +14,11 @@ import pytest
 
 from lora_serve.catalog.records import Record
 from lora_serve.catalog.rollout import ReplicaState, Rollout, State
-from lora_serve.cli.adapters_actions import list_adapters
+from lora_serve.cli.adapters_actions import Outcome, _changed, list_adapters
 from lora_serve.cli.main import main
-from lora_serve.cli.remote import Remote, ServedModel, UnreachableError
+from lora_serve.cli.remote import Remote, Reply, ServedModel, UnreachableError
 from lora_serve.errors import ChangeUnknownError
+from lora_serve.observability.sizes import shown_bytes
 from lora_serve.server.adapter_names.base import Loaded
 from lora_serve.server.adapter_names.local import LocalNames
 from lora_serve.server.admin.protocol import AdapterWish
@@ -31,6 +32,13 @@ MODULES = {"model.layers.0.self_attn.q_proj": (8, 8), "model.layers.0.mlp.down_p
 def digest_of(path: str) -> str:
     (file,) = Path(path).iterdir()
     return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def told_of(path: str, *, pinned: bool = False) -> str:
+    """What is told of an adapter of the fake engine."""
+    (file,) = Path(path).iterdir()
+    size, more = shown_bytes(file.stat().st_size), ", pinned in memory" * pinned
+    return f"{digest_of(path)[:12]}, rank 16, {size}{more}, from {path}"
 
 
 class Shell:
@@ -56,13 +64,16 @@ def test_adapters_are_loaded_listed_replaced_and_unloaded(shell: Shell, tmp_path
     a, b = (write_fake_adapter(tmp_path / name, name) for name in ("a", "b"))
     short_a, short_b = digest_of(a)[:12], digest_of(b)[:12]
     assert shell("ls") == (0, "no adapter is loaded\n")
-    assert shell("load", f"x={a}", f"y={b}") == (0, f"x: loaded {short_a}\ny: loaded {short_b}\n")
+    told_a, told_b = told_of(a), told_of(b)
+    assert shell("load", f"x={a}", f"y={b}") == (0, f"x: loaded {told_a}\ny: loaded {told_b}\n")
     code, refused = shell("load", "x", b)
     assert code == 1
     assert refused.startswith("x: refused: an adapter with this name is loaded already;")
     assert f"lora-serve adapters replace x {b}" in refused
-    assert shell("replace", "x", b) == (0, f"x: {short_a} → {short_b}\n")
-    assert "x: unchanged, " in shell("replace", "x", b)[1]
+    assert shell("replace", "x", b) == (0, f"x: {short_a} → {told_b}\n")
+    assert shell("replace", "x", b)[1] == (
+        f"x: unchanged, the same bytes, so cached KV stays warm: {told_b}\n"
+    )
     _, table = shell("ls")
     header, x, y = table.splitlines()
     assert header.split() == "name digest gen rank size residency source".split()
@@ -73,6 +84,18 @@ def test_adapters_are_loaded_listed_replaced_and_unloaded(shell: Shell, tmp_path
     assert code == 1
     assert told.startswith("x: unloaded\ny: unloaded\nnosuch: refused: ")
     assert shell("ls") == (0, "no adapter is loaded\n")
+
+
+def test_a_pinned_load_says_what_is_pinned(shell: Shell, tmp_path: Path) -> None:
+    path = write_fake_adapter(tmp_path / "a", "a")
+    told = told_of(path, pinned=True)
+    assert shell("load", "x", path, "--pinned") == (0, f"x: loaded {told}\n")
+    assert told in shell("replace", "x", path, "--pinned")[1]
+
+
+def test_a_change_that_all_servers_have_says_so() -> None:
+    reply = Reply("Success", {"X-LoRA-Rollout": "everywhere"})
+    assert _changed("x: loaded", reply) == Outcome("x: loaded, everywhere")
 
 
 def test_a_server_without_a_catalog_has_no_replicas(shell: Shell) -> None:
@@ -248,9 +271,10 @@ def test_rollback_loads_the_bytes_that_stood_there_before_or_nothing(
     shell("replace", "x", b)
     shell("replace", "x", "/nowhere")  # what failed is no version
     shell("replace", "x", b)  # nor is what changed nothing
-    assert shell("rollback", "x") == (0, f"x: {short_b} → {short_a}, from {a}\n")
+    told_a = told_of(a)
+    assert shell("rollback", "x") == (0, f"x: {digest_of(b)[:12]} → {told_a}\n")
     shell("unload", "x")
-    assert shell("rollback", "x") == (0, f"x: loaded {short_a}, from {a}\n")
+    assert shell("rollback", "x") == (0, f"x: loaded {told_a}\n")
     shell("replace", "x", b)
     write_fake_adapter(tmp_path / "a", "overwritten")
     code, told = shell("rollback", "x")

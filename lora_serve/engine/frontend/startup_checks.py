@@ -67,6 +67,9 @@ def check_startup(config: EngineConfig) -> None:
         check_endpoints(config.kv_events)
     with refusals.noted():
         _check_adapters(config.lora, adapted)
+    for directory in config.lora.resolver_directories:
+        with refusals.noted():
+            _check_resolver_directory(directory, config.lora)
     with refusals.noted():
         require_installed(config.structured_outputs.library)
     refusals.raise_noted()
@@ -225,6 +228,18 @@ def _check_adapter(name: str, path: str, config: LoRAConfig, adapted: Adapted) -
         raise ConfigError(
             f"{module}: {error}; name a directory that holds {CONFIG_NAME}, or a hub id"
         ) from error
+
+
+def _check_resolver_directory(path: str, config: LoRAConfig) -> None:
+    """Refuse a place in which no adapter could be found: each request would say it is unknown."""
+    place, directory = f"--lora-resolver dir:{path}", Path(path).expanduser()
+    limit = ("--lora-load-timeout", config.lora_load_timeout)
+    if not _in_time(place, *limit, directory.is_dir):
+        what = "is no directory" if directory.exists() else "does not exist"
+        raise ConfigError(
+            f"{place}: {directory.absolute()} {what}; make it, or mount it, before the server "
+            "starts: adapters may come into it later"
+        )
 
 
 def _in_time(what: str, flag: str, seconds: float, work: Callable[[], Got]) -> Got:

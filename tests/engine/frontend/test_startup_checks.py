@@ -178,6 +178,17 @@ def test_an_adapter_that_is_not_there_is_refused_with_its_flag(model: Path, tmp_
     assert "adapter_config.json" in told
 
 
+def test_a_place_in_which_no_adapter_could_be_found_is_refused(model: Path, tmp_path: Path) -> None:
+    """An empty one is none of these: adapters may come."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    places = tuple(f"dir:{tmp_path / name}" for name in ("empty", "none", "file"))
+    none, file = refusal(model, enable_lora=True, lora_resolver=places).splitlines()
+    assert f"--lora-resolver {places[1]}: {tmp_path / 'none'} does not exist; make it" in none
+    assert f"--lora-resolver {places[2]}: {tmp_path / 'file'} is no directory;" in file
+    check_startup(engine_config(model=str(model), enable_lora=True, lora_resolver=places[:1]))
+
+
 def test_an_adapter_on_a_disk_that_hangs_is_refused_in_one_line(
     model: Path, adapter_paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
