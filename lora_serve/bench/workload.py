@@ -19,6 +19,7 @@ Popularity = Literal["uniform", "zipf", "round-robin"]
 POPULARITIES: tuple[str, ...] = get_args(Popularity)
 CLOSED_LOOP_CONCURRENCY = 8  # requests at once, where nothing says when they come
 MOST_REQUESTS = 100_000_000  # lists of them must fit into memory
+FEWEST_TOKENS = 256  # a vocabulary that can spell any bytes has as many
 FIRST_TOKEN_ID = 10  # the first few ids are special tokens in many vocabularies
 
 
@@ -58,7 +59,7 @@ class WorkloadSpec:
     popularity: Popularity = "uniform"
     zipf_exponent: float = 1.0
     request_rate: float | None = None
-    vocab_size: int = 1000
+    vocab_size: int = FEWEST_TOKENS
 
     def __post_init__(self) -> None:
         _require_at_least("num_requests", self.num_requests, 1)

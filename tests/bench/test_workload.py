@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from lora_serve.bench.workload import FIRST_TOKEN_ID, WorkloadSpec, make_workload
+from lora_serve.demo.recipe import Recipe
 from lora_serve.errors import ConfigError
 
 ADAPTERS = tuple(f"a{i}" for i in range(50))
@@ -24,7 +25,12 @@ def test_one_seed_gives_one_workload_and_another_seed_another() -> None:
 
 def test_a_workload_is_the_same_on_every_machine_and_python() -> None:
     spec = WorkloadSpec(
-        seed=1, num_requests=2, input_tokens=3, adapters=("x", "y"), request_rate=1.0
+        seed=1,
+        num_requests=2,
+        input_tokens=3,
+        adapters=("x", "y"),
+        request_rate=1.0,
+        vocab_size=1000,
     )
     first, second = make_workload(spec)
     assert (first.prompt_token_ids, first.adapter) == ((855, 956, 828), "y")
@@ -74,6 +80,14 @@ def test_prompts_share_as_many_prefixes_as_were_asked_for_and_nothing_else() -> 
     assert len({prompt[32:] for prompt in prompts}) == 60
     assert all(len(prompt) == 48 for prompt in prompts)
     assert all(FIRST_TOKEN_ID <= token < 500 for prompt in prompts for token in prompt)
+
+
+def test_prompts_have_tokens_of_every_vocabulary_unless_more_are_asked_for() -> None:
+    """Which each server is asked with: it does not tell how many it knows."""
+    spec = WorkloadSpec(num_requests=20, shared_prefix_tokens=50)
+    drawn = {token for request in make_workload(spec) for token in request.prompt_token_ids}
+    assert max(drawn) < 256 <= Recipe().vocab_size
+    assert min(drawn) >= FIRST_TOKEN_ID
 
 
 def test_workloads_of_one_prefix_seed_share_prefixes_and_nothing_else() -> None:
