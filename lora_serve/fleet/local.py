@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from lora_serve.engine.frontend.rank_checks import (
 from lora_serve.errors import ConfigError
 from lora_serve.fleet.ingress import ingress_app
 from lora_serve.fleet.lost_replicas import run_of
+from lora_serve.fleet.ray_home import RayHome
 from lora_serve.ops.cpu.numa import AUTO
 from lora_serve.ops.cpu.threads import default_num_threads
 from lora_serve.private_directory import PrivateDirectory
@@ -42,6 +43,8 @@ from lora_serve.server.routes import STATE_PATHS
 
 if TYPE_CHECKING:
     from lora_serve.fleet.deployments import RayFleet
+
+logger = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 128 * 2**20  # for bodies on their way; those below 100 KB need none
 _PREFIX = "lora-serve-fleet-"
@@ -122,29 +125,53 @@ def local_replicas(
 
     from lora_serve.fleet.deployments import APPLICATION, replicas_of, why_not_started
 
-    try:
-        ray.init(
-            address="local",
-            num_cpus=num_cpus(engine, fleet),
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
-            logging_level=logging.WARNING,
-        )
-        serve.start(proxy_location="Disabled")
-        application = replicas_of(
-            engine, server, fleet, catalog, is_alone=True, gives_up_at_once=True
-        )
+    with RayHome() as home:
         try:
-            handle = serve.run(application, name=APPLICATION, route_prefix=None)
-        except RuntimeError as error:  # which does not say why
-            reason = why_not_started()
-            raise ConfigError(f"the replicas cannot be started: {reason or error}") from error
-        yield handle
-    finally:
+            ray.init(
+                address="local",
+                num_cpus=num_cpus(engine, fleet),
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=str(home.path),
+                logging_level=logging.WARNING,
+            )
+            serve.start(proxy_location="Disabled")
+            application = replicas_of(
+                engine, server, fleet, catalog, is_alone=True, gives_up_at_once=True
+            )
+            try:
+                handle = serve.run(application, name=APPLICATION, route_prefix=None)
+            except RuntimeError as error:  # which does not say why
+                reason = why_not_started()
+                home.explains_nothing = not reason
+                raise ConfigError(f"the replicas cannot be started: {reason or error}") from error
+            yield handle
+        finally:
+            _end_ray()
+
+
+def _end_ray() -> None:
+    """End Ray Serve, and Ray with it.
+
+    Ray writes of its own calls, which this cuts off, as of failed tasks that it tries again.
+    """
+    import ray
+    from ray import serve
+    from ray._private import worker
+
+    print_error = worker.print_to_stdstream  # not what replicas write: that has its own way
+    worker.print_to_stdstream = _note_ray_error
+    try:
         with contextlib.suppress(Exception):  # what is left of it ends with the next line
             serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
+    finally:
+        worker.print_to_stdstream = print_error
+
+
+def _note_ray_error(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+    logger.debug("Ray, at the end: %s", " ".join(data["lines"]))
 
 
 def shared_out(engine: EngineConfig, fleet: FleetConfig) -> EngineConfig:

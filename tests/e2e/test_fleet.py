@@ -363,12 +363,19 @@ async def test_an_end_lets_streams_end_and_leaves_no_process(
     await until_begun(stream)
     family = [*descendants(fleet.pid)]
     assert len(family) > 5
+    words = b"\0".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family)
+    homes = {Path(os.fsdecode(home)) for home in re.findall(rb"/[\w/]*/lora-serve-ray-\w+", words)}
+    (home,) = (home for home in homes if home.exists())
     fleet.begin_to_stop()
     await stream.task
     assert (stream.recorded.is_finished, stream.code) == (True, 0)
     assert fleet.wait() == 0
+    told = fleet.log_path.read_text().partition(": stopping: waiting for ")[2]
+    assert told
+    assert "(raylet)" not in told
     wait_for(
         lambda: not any(Path(f"/proc/{pid}").exists() for pid in family),
         "the end of every process",
         PATIENCE_SECONDS,
     )
+    assert not home.exists(), "Ray leaves its sessions"

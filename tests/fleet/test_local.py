@@ -187,6 +187,27 @@ def test_a_replica_that_cannot_be_started_is_tried_once_and_says_why(
     assert config.max_constructor_retry_count == 1
 
 
+def test_what_an_end_cuts_off_of_ray_is_no_line_of_the_servers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Errors that Ray tells of before its end are."""
+    serve = pytest.importorskip("ray.serve")
+    from ray._private import worker
+
+    def shut_down() -> None:
+        worker.print_to_stdstream(
+            {"lines": ["Task graceful_shutdown failed."], "pid": "raylet", "is_err": False},
+            ignore_prefix=False,
+        )
+
+    monkeypatch.setattr(serve, "shutdown", shut_down)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    local._end_ray()
+    assert capsys.readouterr() == ("", "")
+    shut_down()
+    assert "Task graceful_shutdown failed." in capsys.readouterr().out
+
+
 def test_no_torch_is_imported_to_find_that_there_is_no_driver_of_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
