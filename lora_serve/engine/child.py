@@ -21,6 +21,9 @@ def run_engine_process(orders: Connection) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API process decides when to stop
     with without_collections():
+        from lora_serve.worker.lean_torch import import_torch
+
+        import_torch()
         from lora_serve.engine.core.process import run_engine
         from lora_serve.worker import worker  # noqa: F401  (torch and kernels, the longest part)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+import torch._meta_registrations  # (of `lean_torch`: what is launched on a GPU may ask them)
 from torch import Tensor
 
 from lora_serve.host_copies import to_device

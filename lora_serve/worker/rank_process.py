@@ -56,6 +56,8 @@ if sys.platform == "linux":
     ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGKILL)
 if os.getppid() != int(sys.argv[1]):
     sys.exit(1)
+from lora_serve.worker.lean_torch import import_torch
+import_torch()
 from lora_serve.worker.rank_process import run
 run(*map(int, sys.argv[2:]))
 """

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch._meta_registrations  # modules without weights ask these rules
 
 from lora_serve.memory_bound import bounded_memory
 from lora_serve.models.common_config import stored_dtype
