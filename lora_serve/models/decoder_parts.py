@@ -8,7 +8,7 @@ linear layer is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -28,17 +28,22 @@ from lora_serve.models.base import LinearLayout, Weights
 from lora_serve.models.decoder_shape import EMBEDDING, LM_HEAD, DecoderShape
 from lora_serve.models.mixture import Mixture
 from lora_serve.ops.contract import Ops, PackedExperts, PackedLinear
+from lora_serve.ops.cpu.memory import WeightMemory
 from lora_serve.ops.quantization import QuantizedWeight, rows_of_all, stacked
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderParts:
-    """Takes the weights of a decoder; each of its parts is made once."""
+    """Takes the weights of a decoder; each of its parts is made once.
+
+    memory: of matrices until they are packed.
+    """
 
     shape: DecoderShape
     weights: Weights
     ops: Ops
     group: Group
+    memory: WeightMemory = field(default_factory=WeightMemory)
 
     @property
     def heads(self) -> HeadLayout:
@@ -237,10 +242,10 @@ class DecoderParts:
                 else:
                     floats.append(_own(whole, 0, share))
         if not floats:
-            return stacked(codes)
+            return stacked(codes, self.memory.take)
         if codes:
             return self._joined(projections, may_be_codes=False)
-        return floats[0] if len(floats) == 1 else rows_of_all(floats)
+        return floats[0] if len(floats) == 1 else rows_of_all(floats, self.memory.take)
 
     @property
     def _place(self) -> RankPlace:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 LEAST_GROUP = 16  # that kernels take
+Empty = Callable[[Sequence[int], torch.dtype], Tensor]
 WEIGHTS_AT_ONCE = 1 << 18  # temporaries of 1 MB stay in a cache, and are not new pages each time
 
 
@@ -98,8 +99,11 @@ class QuantizedWeight:
         return numbers.to(torch.float32).repeat_interleave(group, dim=1)[:, :width]
 
 
-def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """One weight with the rows of all of them, in a format that holds each exactly."""
+def stacked(weights: Sequence[QuantizedWeight], empty: Empty | None = None) -> QuantizedWeight:
+    """One weight with the rows of all of them, in a format that holds each exactly.
+
+    empty: as of `rows_of_all`.
+    """
     if len(weights) == 1:
         return weights[0]
     formats = [weight.format for weight in weights]
@@ -115,19 +119,24 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     offsets = [weight.offsets for weight in alike if weight.offsets is not None]
     return QuantizedWeight(
         shared,
-        rows_of_all([weight.codes for weight in alike]),
-        rows_of_all([weight.scales for weight in alike]),
-        rows_of_all(offsets) if has_offsets else None,
+        rows_of_all([weight.codes for weight in alike], empty),
+        rows_of_all([weight.scales for weight in alike], empty),
+        rows_of_all(offsets, empty) if has_offsets else None,
     )
 
 
-def rows_of_all(matrices: Sequence[Tensor]) -> Tensor:
-    """One matrix of the rows of all, which are of one width and dtype."""
+def rows_of_all(matrices: Sequence[Tensor], empty: Empty | None = None) -> Tensor:
+    """One matrix of the rows of all, which are of one width and dtype.
+
+    empty: gives memory of the CPU for it; torch does if left out.
+    """
     first = matrices[0]
-    if not first.is_meta:
+    shape = sum(len(matrix) for matrix in matrices), first.shape[1]
+    if first.is_meta:  # torch.cat would import for seconds what it needs for these
+        return first.new_empty(shape)
+    if empty is None or first.device.type != "cpu":
         return torch.cat(list(matrices))
-    # torch.cat would import for seconds what it needs for matrices without numbers.
-    return first.new_empty(sum(len(matrix) for matrix in matrices), first.shape[1])
+    return torch.cat(list(matrices), out=empty(shape, first.dtype))
 
 
 def quantize(weight: Tensor, code_format: CodeFormat) -> QuantizedWeight:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lora_serve.errors import ConfigError
+from lora_serve.ops.cpu.memory import WeightMemory
 from lora_serve.ops.quantization import (
     INT4,
     INT8,
@@ -86,6 +87,9 @@ def test_weights_of_several_formats_are_stacked_into_one_that_holds_each() -> No
     assert torch.equal(both.dequantized(), expected)
     assert torch.equal(both.with_rows(lambda rows: rows.flip(0)).dequantized(), expected.flip(0))
     assert stacked(parts[2:]).offsets is None
+    elsewhere = stacked(parts, WeightMemory().take)
+    assert torch.equal(elsewhere.codes, both.codes)
+    assert torch.equal(elsewhere.dequantized(), expected)
 
 
 def test_how_linear_layers_are_computed_is_part_of_the_numerics() -> None:

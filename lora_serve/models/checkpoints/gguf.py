@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from lora_serve.models.checkpoints.gguf_config import ROPE_TENSORS, config_of
 from lora_serve.models.checkpoints.gguf_families import family_of
 from lora_serve.models.readahead import FileRange
 from lora_serve.ops.cpu.ggml_blocks import DEQUANTIZED, Bytes, NativeBlocks
+from lora_serve.ops.cpu.memory import WeightMemory
 from lora_serve.ops.quantization import QuantizedWeight
 
 VALUES_AT_ONCE = 1 << 22  # of 2 to 4 MB, which all threads share
@@ -84,6 +84,7 @@ class OpenGguf:
         assert isinstance(kv_heads, int)
         assert isinstance(experts, int)
         self._heads = (heads, kv_heads)
+        self._memory = WeightMemory()
         self._entries = {
             name: part
             for stored, entry in header.tensors.items()
@@ -110,7 +111,7 @@ class OpenGguf:
             is_rounded = wanted in DEQUANTIZED and len(entry.shape) > 1
             tensor = self._dequantized(entry, wanted if is_rounded else torch.float32)
         else:
-            tensor = torch.empty(entry.shape, dtype=dtype)
+            tensor = self._memory.take(entry.shape, dtype)
             self._fill(entry.begin, tensor.view(-1).view(torch.uint8).numpy())
         return self._family.restored(name, tensor, *self._heads)
 
@@ -120,9 +121,9 @@ class OpenGguf:
         if block_type is None or len(entry.shape) != 2:
             return None
         form, (rows, width) = block_type.form, entry.shape
-        codes = torch.empty(rows, width, dtype=torch.int8)
-        scales = torch.empty(rows, width // form.group)
-        offsets = torch.empty_like(scales) if block_type.has_offsets else None
+        take, of_groups = self._memory.take, (rows, width // form.group)
+        codes, scales = take(entry.shape, torch.int8), take(of_groups, torch.float32)
+        offsets = take(of_groups, torch.float32) if block_type.has_offsets else None
         for begin, blocks in self._blocks(entry):
             groups = begin // form.group
             self._native.unpack(
@@ -136,7 +137,7 @@ class OpenGguf:
         return weight.with_rows(lambda part: self._family.restored(name, part, *self._heads))
 
     def _dequantized(self, entry: TensorEntry, dtype: torch.dtype) -> Tensor:
-        values = torch.empty(entry.shape, dtype=dtype)
+        values = self._memory.take(entry.shape, dtype)
         for begin, blocks in self._blocks(entry):
             self._native.dequantize(entry.type_name, blocks, values.view(-1)[begin:])
         return values
@@ -153,7 +154,8 @@ class OpenGguf:
         block = _TYPES[entry.type_name]
         num_blocks = math.prod(entry.shape) // block.values
         at_once = max(1, VALUES_AT_ONCE // block.values)
-        raw = np.empty((min(at_once, num_blocks), block.num_bytes), dtype=np.uint8)
+        shape = min(at_once, num_blocks), block.num_bytes
+        raw: Bytes = self._memory.take(shape, torch.uint8).numpy()
         for begin in range(0, num_blocks, at_once):
             blocks = raw[: num_blocks - begin]
             self._fill(entry.begin + begin * block.num_bytes, blocks.reshape(-1))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lora_serve.ops.cpu.memory import ChunkMemory
+from lora_serve.ops.cpu.memory import ChunkMemory, WeightMemory
 from tests.ops.cpu.test_recording import DTYPE, Layers, ops_that_record
 
 both = pytest.mark.parametrize("keeps_all", [False, True])
@@ -64,6 +64,24 @@ def test_what_recorded_calls_point_to_is_kept() -> None:
     assert memory.take((5,), DTYPE).data_ptr() == small
     del large
     assert len(memory._free) == 2
+
+
+def test_weights_of_a_layer_lie_where_those_of_the_layer_before_did() -> None:
+    """And large ones in memory that the system may give in huge pages, from a multiple of 64 on."""
+    memory, addresses = WeightMemory(), []
+    kept = []
+    for layer in range(3):
+        codes = memory.take((1000, 300), torch.int8)
+        scales = memory.take((1000, 30), torch.float32)
+        assert not overlap(codes, scales)
+        addresses.append((codes.data_ptr(), scales.data_ptr()))
+        kept.append(memory.take((1000,), torch.float32).fill_(layer))
+        kept.append(memory.take((1000, 200), torch.int8).fill_(layer))
+        del codes, scales
+    assert addresses[0] == addresses[1] == addresses[2]
+    assert not any(address % 64 for pair in addresses for address in pair)
+    for index, tensor in enumerate(kept):
+        assert bool((tensor == index // 2).all()), "it was lent twice"
 
 
 @torch.inference_mode()
