@@ -1,28 +1,34 @@
 """Renders messages as the text that a model was trained to continue.
 
-Templates are programs of the model's author or of the operator; they run in transformers' sandbox.
+Templates are programs of the model's author or of the operator; they run in a sandbox.
 Whatever they raise is about the messages that they were given.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import cast
 
 from jinja2 import TemplateSyntaxError
-from transformers import PreTrainedTokenizerFast
-from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from lora_serve.chat.template_time import TemplateTimeError, at_most, watch_loops
+from lora_serve.chat.continuation import cut_at_mark, mark_last
+from lora_serve.chat.model_template import ModelTemplate
+from lora_serve.chat.sandbox import compiled
+from lora_serve.chat.template_data import plain, plain_messages
+from lora_serve.chat.template_time import TemplateTimeError, at_most
 from lora_serve.errors import ConfigError, InvalidRequestError, PromptTooLongError
 
-# Arguments of transformers' own, which a request's chat_template_kwargs must not reach.
+# What is said by fields of a request, or not at all: its chat_template_kwargs must not set them.
+# Those that transformers' own rendering takes are among them, so that nothing means two things.
 _RESERVED_NAMES = frozenset(
-    inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters
-) - {"documents"}
+    {
+        *("self", "conversation", "messages", "tools", "chat_template", "kwargs"),
+        *("add_generation_prompt", "continue_final_message", "sanitize_control_tokens"),
+        *("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+        *("return_assistant_tokens_mask", "tokenizer_kwargs"),
+    }
+)
 
 _MOST_TOLD_CHARS = 400  # of what a template raises
 
@@ -36,7 +42,7 @@ def check_template(source: str) -> None:
         ConfigError: naming the line.
     """
     try:
-        _compile_jinja_template(source)
+        compiled(source, _join_within_limit)
     except TemplateSyntaxError as error:
         raise ConfigError(
             f"--chat-template: line {error.lineno} is no Jinja: {error.message}"
@@ -44,7 +50,7 @@ def check_template(source: str) -> None:
 
 
 def render_chat(
-    tokenizer: PreTrainedTokenizerFast,
+    template: ModelTemplate,
     messages: Sequence[Mapping[str, object]],
     *,
     add_generation_prompt: bool,
@@ -58,7 +64,8 @@ def render_chat(
     """The conversation as text, with all special tokens written out.
 
     Args:
-        chat_template: instead of the tokenizer's own.
+        template: the model's.
+        chat_template: instead of the model's own.
         template_kwargs: further variables for the template.
         max_chars: after which rendering stops, since a template may repeat what it is given.
         max_seconds: of processor time, after which it stops, too.
@@ -68,32 +75,32 @@ def render_chat(
             longer.
         PromptTooLongError: the text is longer than max_chars.
     """
-    if chat_template is None and not tokenizer.chat_template:
+    if chat_template is None and not template.own:
         raise InvalidRequestError(
             "the model has no chat template; start the server with --chat-template, "
             "or use /v1/completions",
             "messages",
         )
     _check_names(template_kwargs)
-    # cast: its annotations forbid message contents that are lists, and say nothing of `tokenize`
-    render = cast(Callable[..., str], tokenizer.apply_chat_template)
-    plain_tools = None if tools is None else [dict(tool) for tool in tools]
-    with _rendering_within(max_chars):
-        source = tokenizer.get_chat_template(chat_template, plain_tools)
-        compiled = _compile_jinja_template(source)
-        compiled.environment.concat = _join_within_limit
-        if max_seconds is not None:
-            watch_loops(compiled, source)
-        with at_most(max_seconds):
-            return render(
-                [dict(message) for message in messages],
-                tools=plain_tools,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tokenize=False,
-                **template_kwargs,
-            )
+    with _rendering_within(max_chars), at_most(max_seconds):
+        source = template.source(chat_template, has_tools=tools is not None)
+        program = compiled(source, _join_within_limit)
+        if not messages:
+            raise ValueError("there are no messages")
+        if continue_final_message and add_generation_prompt:
+            raise ValueError("an answer either continues the final message or begins a new one")
+        shown = plain_messages(messages)
+        text = mark_last(shown, source) if continue_final_message else None
+        variables = {**template.special_tokens, "documents": None, **template_kwargs}
+        rendered = program.render(
+            {
+                **{name: plain(value) for name, value in variables.items()},
+                "messages": shown,
+                "tools": None if tools is None else plain(list(tools)),
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+        return rendered if text is None else cut_at_mark(rendered, text)
 
 
 @contextmanager

@@ -1,19 +1,20 @@
 """Bounds the processor time of a chat template: a loop of five words within another runs for hours.
 
-A compiled template is compiled once more, so that each turn of a loop, and each call, looks at the
-clock of its thread. What it writes stays the same. Memory, and what a single filter does, are not
+Each turn of a loop, and each call, looks at the clock of its thread. What a template writes stays
+the same. Memory, and what a single filter does, are not
 bounded: for templates of clients a process of their own is (`text/request_templates.py`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, cast
+from typing import cast
 
-from jinja2 import Template, nodes
+from jinja2 import nodes
+from jinja2.sandbox import SandboxedEnvironment
 
 from lora_serve.errors import InvalidRequestError
 
@@ -36,25 +37,19 @@ def at_most(seconds: float | None) -> Iterator[None]:
         _end.reset(token)
 
 
-def watch_loops(template: Template, source: str) -> None:
-    """Have a compiled template look at the clock; nothing happens the second time."""
-    environment: Any = template.environment  # transformers' sandbox
-    if _WATCHED in environment.filters:
-        return
+def watch(environment: SandboxedEnvironment, tree: nodes.Template) -> nodes.Template:
+    """Have a parsed template look at the clock, and the calls of its environment, too."""
     environment.filters[_WATCHED] = _Watched
-    tree = environment.parse(source)
     for loop in list(tree.find_all(nodes.For)):
         loop.iter = nodes.Filter(loop.iter, _WATCHED, [], [], None, None, lineno=loop.lineno)
-    code = environment.compile(tree)
-    watched = Template.from_code(environment, code, environment.make_globals(None))
-    template.root_render_func, template.blocks = watched.root_render_func, watched.blocks
-    call = environment.call
+    call: Callable[..., object] = environment.call
 
-    def watched_call(*args: Any, **kwargs: Any) -> Any:
+    def watched_call(*args: object, **kwargs: object) -> object:
         _look_at_the_clock()
         return call(*args, **kwargs)
 
-    environment.call = watched_call
+    environment.call = watched_call  # type: ignore[method-assign]
+    return tree
 
 
 class _Watched:

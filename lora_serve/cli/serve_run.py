@@ -32,7 +32,7 @@ from lora_serve.errors import ConfigError
 from lora_serve.kv_tiers.opening import check_tiers
 from lora_serve.observability.log import set_up_logging
 from lora_serve.quiet_imports import without_collections
-from lora_serve.text.without_torch import import_transformers
+from lora_serve.text.without_torch import import_for_tokenizer
 
 if TYPE_CHECKING:
     from lora_serve.server.http.listener import Listeners
@@ -160,9 +160,6 @@ def _checked(
         ConfigError: with a line for each reason why this cannot be served.
     """
     started = time.monotonic()
-    with without_collections():
-        import_transformers()
-    interrupt.raise_if_lost()
     from lora_serve.server.http.keys import read_keys
     from lora_serve.server.http.listener import (
         check_chat_template,
@@ -191,8 +188,10 @@ def _checked(
     with refusals.noted():
         prepare_hub((model.model, model.tokenizer or model.model), model.revision)
         process.begin_check(engine)
-        with without_collections():
-            _import_server()  # meanwhile, for both take seconds
+        with without_collections():  # meanwhile, for both take seconds
+            import_for_tokenizer(model.tokenizer or model.model)
+            interrupt.raise_if_lost()
+            _import_server()
         interrupt.raise_if_lost()
         process.end_check()
         check_tool_choice(server, model)

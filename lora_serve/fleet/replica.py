@@ -26,7 +26,7 @@ from lora_serve.server.http.errors import OF_THIS_SERVER_KEY
 from lora_serve.server.http.repeated_warnings import bounded_warnings
 from lora_serve.server.throughput import throughput_lines
 from lora_serve.server.tracing import open_tracing
-from lora_serve.text.without_torch import import_transformers
+from lora_serve.text.without_torch import import_for_tokenizer
 
 
 class Replica:
@@ -66,7 +66,7 @@ class Replica:
             ConfigError: the model cannot be served as asked.
             AdapterError: one of --lora-modules cannot be loaded.
         """
-        import_transformers()
+        import_for_tokenizer(config.model.tokenizer or config.model.model)
         from lora_serve.engine.frontend.async_engine import AsyncEngine
         from lora_serve.server.app import create_app
 

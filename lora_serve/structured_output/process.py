@@ -22,7 +22,7 @@ from lora_serve.structured_output.backend import Vocabulary, load_backend
 from lora_serve.structured_output.grammar_server import GrammarServer, Inbox
 from lora_serve.structured_output.trial import TrialProcess, TrialStarter
 from lora_serve.structured_output.wire import GrammarSettings
-from lora_serve.text.without_torch import import_transformers
+from lora_serve.text.without_torch import import_for_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def serve(connection: Connection, at_work: AtWork) -> None:
     settings = decoder.decode(connection.recv_bytes())
     assert isinstance(settings, GrammarSettings), "the first message must be the settings"
     set_up_logging(settings.log, PROCESS, in_background=False)
-    import_transformers()
+    import_for_tokenizer(settings.tokenizer)
     from lora_serve.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(settings.tokenizer, settings.revision, model=settings.model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import (
@@ -15,15 +15,17 @@ from tokenizers import (
     processors,
 )
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
+from lora_serve.chat.model_template import ModelTemplate
 from lora_serve.text.gguf_vocabulary import BYTE, CONTROL, SPACE, USER_DEFINED, GgufVocabulary
+from lora_serve.text.tokenizer_parts import TokenizerParts
 
 # As transformers calls them, and as GGUF does.
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+_CLASS = "TokenizersBackend"  # what transformers makes of such files
 
 
-def gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+def gguf_tokenizer(path: Path) -> TokenizerParts:
     """The tokenizer of a GGUF file, with its chat template.
 
     Raises:
@@ -43,21 +45,21 @@ def gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         for ours, theirs in _SPECIAL.items()
         if (text := vocabulary.special(theirs)) is not None
     }
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=_Given(tokenizer), clean_up_tokenization_spaces=False, **special
+    _add_special(tokenizer, special.values())
+    eos = special.get("eos_token")
+    return TokenizerParts(
+        tokenizer,
+        ModelTemplate(vocabulary.chat_template, special),
+        None if eos is None else tokenizer.token_to_id(eos),
+        _CLASS,
     )
-    fast.chat_template = vocabulary.chat_template
-    return fast
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """A tokenizer that its taker has for itself: a copy of a large one takes half a second."""
-
-    tokenizer: Tokenizer
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Tokenizer:
-        return self.tokenizer
+def _add_special(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
+    """Have tokens that have a purpose left out of answers' texts, also those of no special kind."""
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    new = [text for text in dict.fromkeys(texts) if text not in known]
+    tokenizer.add_tokens([AddedToken(text, special=True) for text in new])
 
 
 def _byte_level(vocabulary: GgufVocabulary) -> Tokenizer:

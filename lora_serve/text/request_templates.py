@@ -21,13 +21,9 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
 
 from lora_serve.errors import InvalidRequestError, OverloadedError, PromptTooLongError
 from lora_serve.memory_bound import memory_in_use
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 logger = logging.getLogger(__name__)
 
@@ -139,14 +135,6 @@ def _end(connection: Connection, process: subprocess.Popen[bytes]) -> None:
 
 def serve(connection: Connection) -> None:
     """Render what comes until the other end is closed."""
-    from lora_serve.text.without_torch import import_transformers
-
-    import_transformers()
-    from tokenizers import Tokenizer
-    from tokenizers.models import BPE
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()))
     from lora_serve.chat import template  # noqa: F401  (before the bound on memory)
 
     os.nice(_NICENESS)
@@ -157,7 +145,7 @@ def serve(connection: Connection) -> None:
     while True:
         order = json.loads(connection.recv_bytes())
         _allow_seconds(order.pop("seconds"))
-        connection.send_bytes(json.dumps(_rendered(tokenizer, Rendering(**order))).encode())
+        connection.send_bytes(json.dumps(_rendered(Rendering(**order))).encode())
 
 
 def _allow_seconds(seconds: int) -> None:
@@ -166,12 +154,13 @@ def _allow_seconds(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + seconds, hard))
 
 
-def _rendered(tokenizer: PreTrainedTokenizerFast, rendering: Rendering) -> dict[str, object]:
+def _rendered(rendering: Rendering) -> dict[str, object]:
+    from lora_serve.chat.model_template import ModelTemplate
     from lora_serve.chat.template import render_chat
 
     try:
         text = render_chat(
-            tokenizer,
+            ModelTemplate(),
             rendering.messages,
             add_generation_prompt=rendering.add_generation_prompt,
             continue_final_message=rendering.continue_final_message,

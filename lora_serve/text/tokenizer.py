@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from tokenizers.models import BPE
-from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from lora_serve.chat.template import render_chat
 from lora_serve.errors import ConfigError, InvalidRequestError
@@ -25,10 +24,9 @@ from lora_serve.text.generation_config import (
 )
 from lora_serve.text.gguf_tokenizer import gguf_tokenizer
 from lora_serve.text.gguf_vocabulary import GgufVocabulary
-from lora_serve.text.normalizer_growth import check_growth
 from lora_serve.text.request_templates import SECONDS, Rendering, RequestTemplates
 from lora_serve.text.token_bytes import token_bytes
-from lora_serve.text.tokenizer_files import check_tokenizer_directory
+from lora_serve.text.tokenizer_parts import TokenizerParts
 
 MAX_CHARS_OF_ANY_TOKEN = 1024  # where a vocabulary does not tell; none has a longer token
 
@@ -39,6 +37,7 @@ class Tokenizer:
     eos_token_ids: of the tokenizer, generation_config.json and config.json, without duplicates.
     warnings: what users must know of these files.
     generation_defaults: settings of generation_config.json, by SamplingParams' names.
+    tokenizer_class: as transformers calls it.
     vocab_size: how many tokens have a text; a model's logits may have more rows.
     special_token_ids: those that decoding with skip_special_tokens leaves out.
     """
@@ -57,8 +56,9 @@ class Tokenizer:
             ConfigError: in one line, why there is no tokenizer to be had there.
         """
         self.source = source
-        self._hf = _load(source, revision)
-        self._backend = self._hf.backend_tokenizer
+        parts = _parts(source, revision)
+        self._backend, self._template = parts.backend, parts.template
+        self.tokenizer_class = parts.class_name
         self._backend.no_truncation()
         self._backend.no_padding()
         is_other = model is not None and model != source
@@ -67,7 +67,7 @@ class Tokenizer:
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
         ends = end_token_ids(
             {
-                "the tokenizer": {"eos_token_id": self._hf.eos_token_id},
+                "the tokenizer": {"eos_token_id": parts.eos_token_id},
                 "generation_config.json": generation,
                 "config.json": config,
             },
@@ -192,14 +192,14 @@ class Tokenizer:
                     self.template_source(chat_template),
                     messages,
                     tools,
-                    {**self._hf.special_tokens_map, **(template_kwargs or {})},
+                    {**self._template.special_tokens, **(template_kwargs or {})},
                     add_generation_prompt,
                     continue_final_message,
                     max_chars,
                 )
             )
         return render_chat(
-            self._hf,
+            self._template,
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -211,19 +211,13 @@ class Tokenizer:
         )
 
     @property
-    def tokenizer_class(self) -> str:
-        return type(self._hf).__name__
-
-    @property
     def chat_template(self) -> str | None:
         """The model's own; None if it has none, or several by name."""
-        template = self._hf.chat_template
-        return template if isinstance(template, str) else None
+        return self._template.own if isinstance(self._template.own, str) else None
 
     def special_token(self, purpose: str) -> str | None:
         """The text of the token for a purpose: "bos", "eos", "pad" or "unk"; None without one."""
-        token = getattr(self._hf, f"{purpose}_token")
-        return None if token is None else str(token)
+        return self._template.special_tokens.get(f"{purpose}_token")
 
     def added_tokens(self) -> dict[int, tuple[str, bool]]:
         """Each token added to the vocabulary, by id: its text, and whether it is special."""
@@ -236,10 +230,10 @@ class Tokenizer:
 
     def template_source(self, chat_template: str | None = None) -> str:
         """The text of the template that chats with tools are written with; "" if there is none."""
-        if not (chat_template or self._hf.chat_template):
+        if not (chat_template or self._template.own):
             return ""
         try:
-            return self._hf.get_chat_template(chat_template, tools=[{}])
+            return self._template.source(chat_template, has_tools=True)
         except ValueError:  # several, of which none is for this
             return ""
 
@@ -282,51 +276,10 @@ def _model_settings(
     return generation, read_model_json(source, revision, "config.json")
 
 
-def _plain_config(source: str, revision: str | None) -> PreTrainedConfig | None:
-    """The model's config by which to choose the tokenizer's class; None: AutoTokenizer reads it.
-
-    That imports the config's own class, and some of those torch._dynamo and Triton, which take
-    seconds of a start and tell of leaks at its end. It is needed where the tokenizer's files name
-    no class. Rotary positions are left out: no tokenizer asks for them, and a plain config refuses
-    scalings that need its model's own.
-    """
-    if read_model_json(source, revision, "tokenizer_config.json").get("tokenizer_class") is None:
-        return None
-    config = read_model_json(source, revision, "config.json")
-    if not config:
-        return None
-    known = {key: value for key, value in config.items() if not key.startswith("rope_")}
-    return PreTrainedConfig.from_dict({**known, "name_or_path": source})
-
-
-def _load(source: str, revision: str | None) -> PreTrainedTokenizerFast:
+def _parts(source: str, revision: str | None) -> TokenizerParts:
     file = gguf_file(source, revision)
     if file is not None:
         return gguf_tokenizer(file)
-    check_tokenizer_directory(source)
-    # It reads all of transformers' source files for it, which takes a third of a second.
-    from transformers import AutoTokenizer
+    from lora_serve.text.transformers_tokenizer import transformers_tokenizer  # takes a second
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            source,
-            config=_plain_config(source, revision),
-            revision=revision,
-            trust_remote_code=False,
-        )
-    except Exception as error:  # transformers has no base class for what a broken file raises
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ConfigError(f"cannot load a tokenizer from {source}: {reason}") from error
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ConfigError(
-            f"the tokenizer of {source} is a {type(tokenizer).__name__}; only those with a "
-            "tokenizer.json are served, save it once with transformers' save_pretrained"
-        )
-    backend = tokenizer.backend_tokenizer
-    check_growth(backend, source)
-    if backend.get_vocab_size() == len(backend.get_added_tokens_decoder()):
-        raise ConfigError(  # transformers makes an empty one where it finds only a config.json
-            f"the tokenizer of {source} has no tokens; is its tokenizer.json missing? "
-            "--tokenizer may name another place"
-        )
-    return tokenizer
+    return transformers_tokenizer(source, revision)

@@ -1,7 +1,7 @@
-"""Imports transformers as where torch is not installed: tokenizers and templates need none of it.
+"""Imports transformers as where torch is not installed: tokenizers need none of it.
 
-That halves what a server's API process and its process of grammars import, and keeps 180 MiB out
-of the memory of each.
+That halves what a server's API process and its process of grammars import for a tokenizer that
+transformers reads, and keeps 180 MiB out of the memory of each.
 """
 
 from __future__ import annotations
@@ -9,7 +9,15 @@ from __future__ import annotations
 import os
 import sys
 
+from lora_serve.gguf.location import names_gguf
+
 _ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"  # or it tells everyone that models need torch
+
+
+def import_for_tokenizer(source: str) -> None:
+    """Import transformers, as `import_transformers` does, where this tokenizer is read by it."""
+    if not names_gguf(source):
+        import_transformers()
 
 
 def import_transformers() -> None:

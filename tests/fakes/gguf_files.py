@@ -20,6 +20,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from tests.fakes.tokenizer_files import CHAT_TEMPLATE, byte_level_tokenizer
+
 ARCHITECTURES = {
     "Cohere2ForCausalLM": gguf.MODEL_ARCH.COHERE2,
     "CohereForCausalLM": gguf.MODEL_ARCH.COMMAND_R,
@@ -276,3 +278,23 @@ def add_tokenizer(
         writer.add_eos_token_id(tokenizer.eos_token_id)
     if isinstance(tokenizer.chat_template, str):
         writer.add_chat_template(tokenizer.chat_template)
+
+
+def write_filled(path: Path, fill: Any, architecture: str = "llama") -> Path:
+    writer = gguf.GGUFWriter(path, architecture)
+    fill(writer)
+    finish(writer)
+    return path
+
+
+def write_byte_level(path: Path, split: str = "gpt-2", **options: Any) -> Path:
+    """A file without tensors, with the tiny byte-level tokenizer and its chat template."""
+    tokenizer = byte_level_tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        add_tokenizer(writer, tokenizer, split)
+        for key, value in options.items():
+            writer.add_key_value(f"tokenizer.ggml.{key}", value, gguf.GGUFValueType.get_type(value))
+
+    return write_filled(path, fill)

@@ -6,6 +6,7 @@ from typing import Any
 
 import gguf
 import pytest
+from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from lora_serve.errors import ConfigError
@@ -14,7 +15,7 @@ from lora_serve.text.chat_template_files import chat_templates
 from lora_serve.text.gguf_vocabulary import SPLITS
 from lora_serve.text.tokenizer import Tokenizer
 from lora_serve.text.tokenizer_files import check_tokenizer_files
-from tests.fakes.gguf_files import add_tokenizer, finish
+from tests.fakes.gguf_files import write_byte_level, write_filled
 from tests.fakes.tokenizer_files import (
     CHAT_TEMPLATE,
     CORPUS,
@@ -24,25 +25,6 @@ from tests.fakes.tokenizer_files import (
 )
 
 TEXTS = [*CORPUS, "", " a  b\n\n\n c\t", "<|start|>user\nhi<|end|>", "12345 it's I'LL", "e\u0301"]
-
-
-def write(path: Path, fill: Any, architecture: str = "llama") -> Path:
-    writer = gguf.GGUFWriter(path, architecture)
-    fill(writer)
-    finish(writer)
-    return path
-
-
-def write_byte_level(path: Path, split: str = "gpt-2", **options: Any) -> Path:
-    tokenizer = byte_level_tokenizer()
-    tokenizer.chat_template = CHAT_TEMPLATE
-
-    def fill(writer: gguf.GGUFWriter) -> None:
-        add_tokenizer(writer, tokenizer, split)
-        for key, value in options.items():
-            writer.add_key_value(f"tokenizer.ggml.{key}", value, gguf.GGUFValueType.get_type(value))
-
-    return write(path, fill)
 
 
 def write_sentence_piece(path: Path, tokenizer: PreTrainedTokenizerFast, **options: Any) -> Path:
@@ -70,7 +52,7 @@ def write_sentence_piece(path: Path, tokenizer: PreTrainedTokenizerFast, **optio
         for key, value in options.items():
             writer.add_bool(f"tokenizer.ggml.{key}", value)
 
-    return write(path, fill)
+    return write_filled(path, fill)
 
 
 def test_a_byte_level_tokenizer_is_that_of_the_model(tmp_path: Path) -> None:
@@ -106,6 +88,22 @@ def test_tokens_before_and_after_a_text_are_as_the_file_says(tmp_path: Path) -> 
     assert silent.encode("hello") == [bos, *plain]
     assert ended.encode("hello") == [bos, *plain, eos]
     assert silent.eos_token_ids == (eos,)
+
+
+def test_a_token_that_has_a_purpose_is_special_whatever_kind_it_is(tmp_path: Path) -> None:
+    """As transformers has it: answers' texts leave it out."""
+    plain = Tokenizer(str(write_byte_level(tmp_path / "a.gguf")))
+    (token_id,) = plain.encode("hello")[-1:]
+    ours = Tokenizer(str(write_byte_level(tmp_path / "b.gguf", bos_token_id=token_id)))
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_object=Backend.from_str(plain.to_json()), bos_token=plain.token_piece(token_id)
+    )
+    assert ours.special_token_ids - plain.special_token_ids == {token_id}
+    assert ours.special_token("bos") == theirs.bos_token
+    for text in ("hello", "say hello"):
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text)
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
 def test_a_file_may_not_begin_texts_with_a_space(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_the_servers_own_process_imports_no_torch() -> None:
         "from lora_serve.text.without_torch import import_transformers\n"
         "import_transformers()\n"
         "_import_server()\n"
-        "import lora_serve.text.tokenizer, lora_serve.structured_output.client\n"
+        "import lora_serve.text.transformers_tokenizer, lora_serve.structured_output.client\n"
         "assert 'transformers' in sys.modules\n"
         "assert not [name for name in sys.modules if name.split('.')[0] == 'torch']\n"
         "import torch\n"
