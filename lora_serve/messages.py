@@ -238,6 +238,11 @@ class EngineOutput(msgspec.Struct, frozen=True):
     num_rejected_drafts: int = 0
     error: ErrorInfo | None = None
 
+    @property
+    def num_drafts(self) -> int:
+        """The drafts that the step verified."""
+        return self.num_accepted_drafts + self.num_rejected_drafts
+
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     """One step's outputs for all requests, and finished requests' times.

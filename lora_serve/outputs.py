@@ -35,7 +35,7 @@ class OutputDelta:
     prompt_logprobs: of the prompt tokens asked for, from the second on; on the first delta only.
     embedding: what was asked for instead of an answer, little-endian float32.
     num_accepted_drafts, num_rejected_drafts: guesses of tokens that were verified since the delta
-        before.
+        before. One behind the end of the answer counts as rejected.
     times: on the choice's last delta. num_stored_tokens: of the prompt, those that other servers
         find, on the last delta where that was asked for.
     """

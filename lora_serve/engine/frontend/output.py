@@ -61,6 +61,9 @@ class ChoiceState:
         end, num_to_stop = None, self._detokenizer.num_tokens_to_stop
         if num_to_stop is not None:
             end = num_to_stop - self._num_tokens
+        told = output.new_token_ids[:end]
+        # The drafts come first; one behind the end of the answer is no token of it.
+        num_accepted = min(output.num_accepted_drafts, len(told))
         self._num_tokens += len(output.new_token_ids)
         self.is_finished = finish_reason is not None or stop_string is not None
         if self._first_token is None:
@@ -68,7 +71,7 @@ class ChoiceState:
         return OutputDelta(
             index=self.index,
             text=text,
-            token_ids=output.new_token_ids[:end],
+            token_ids=told,
             logprobs=output.logprobs[:end],
             finish_reason="stop" if stop_string is not None else finish_reason,
             stop_reason=stop_string if stop_string is not None else stop_reason,
@@ -79,8 +82,8 @@ class ChoiceState:
             embedding=b"" if self._pooling is None else self._embedding(self._pooling, output),
             times=self._times(output) if self.is_finished else None,
             num_stored_tokens=output.num_stored_tokens,
-            num_accepted_drafts=output.num_accepted_drafts,
-            num_rejected_drafts=output.num_rejected_drafts,
+            num_accepted_drafts=num_accepted,
+            num_rejected_drafts=output.num_drafts - num_accepted,
         )
 
     def _embedding(self, pooling: PoolingParams, output: EngineOutput) -> bytes:

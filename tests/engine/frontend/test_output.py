@@ -98,11 +98,18 @@ def test_tokens_that_a_step_drew_behind_a_stop_string_are_not_told() -> None:
     processor.add(replace(REQUEST, request=replace(REQUEST.request, params=params)))
     logprobs = tuple(TokenLogprobs(token_id, -1.0, 1) for token_id in b"n, nothing")
     processor.process(EngineOutput("r", tuple(b"n,"), logprobs=logprobs[:2]))
-    delta, must_abort = processor.process(
-        EngineOutput("r", tuple(b" nothing"), logprobs=logprobs[2:], num_accepted_drafts=7)
+    behind = EngineOutput(
+        "r",
+        tuple(b" nothing"),
+        logprobs=logprobs[2:],
+        num_accepted_drafts=7,
+        num_rejected_drafts=2,
     )
+    delta, must_abort = processor.process(behind)
     assert isinstance(delta, OutputDelta)
     assert must_abort
     assert (delta.text, bytes(delta.token_ids)) == (" ", b" no")
     assert [one.token_id for one in delta.logprobs] == list(b" no")
-    assert (delta.finish_reason, delta.num_accepted_drafts) == ("stop", 7)
+    assert delta.finish_reason == "stop"
+    # " no" are the drafts that the answer has; "thin" were accepted, and are not in it.
+    assert (delta.num_accepted_drafts, delta.num_rejected_drafts) == (3, 6)
