@@ -16,7 +16,6 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from lora_serve import __version__
-from lora_serve.catalog.opening import check_catalog
 from lora_serve.cli.arguments import catalog_config, engine_config, fleet_config, server_config
 from lora_serve.cli.environment import with_environment, with_settings
 from lora_serve.cli.hub import prepare_hub
@@ -29,7 +28,6 @@ from lora_serve.config.setting import flag_name
 from lora_serve.engine.frontend.engine_process import EngineProcess
 from lora_serve.engine.frontend.rank_checks import check_ranks, warn_of_shared_cores
 from lora_serve.errors import ConfigError
-from lora_serve.kv_tiers.opening import check_tiers
 from lora_serve.observability.log import set_up_logging
 from lora_serve.quiet_imports import without_collections
 from lora_serve.text.without_torch import import_for_tokenizer
@@ -160,6 +158,9 @@ def _checked(
         ConfigError: with a line for each reason why this cannot be served.
     """
     started = time.monotonic()
+    # Here, and not above: the engine's process imports meanwhile what it needs.
+    from lora_serve.catalog.opening import check_catalog
+    from lora_serve.kv_tiers.opening import check_tiers
     from lora_serve.server.http.keys import read_keys
     from lora_serve.server.http.listener import (
         check_chat_template,
@@ -226,8 +227,7 @@ async def _serve(
         engine = await _unless_interrupted(starting)
         # What is here now stays. A full collection that walks over all of it, a quarter of a
         # million objects, holds the event loop for 0.17 s of CPU time, and comes every half a
-        # minute of load.
-        gc.unfreeze()  # what imports left behind
+        # minute of load. Imports left no more than a thousand objects behind, frozen already.
         gc.collect()
         gc.freeze()
         async with AsyncExitStack() as stack:

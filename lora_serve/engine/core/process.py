@@ -84,11 +84,11 @@ def _serve(config: EngineConfig, message_address: str, reply_address: str, news:
 def spare_long_collections() -> None:
     """Keep the garbage collector from walking over all queued requests in the middle of a step.
 
-    What is here now stays for good. Steps make no cycles, so what they leave is freed by reference
+    What is here now stays for good; what imports made was frozen after them, with the thousand
+    objects that they left behind. Steps make no cycles, so what they leave is freed by reference
     counts; with Python's own thresholds a queue of 10,000 requests costs pauses of 60 ms
     (benchmarks/speed/scheduling.py).
     """
-    gc.unfreeze()  # what imports left behind
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 50, 1_000)
