@@ -15,10 +15,12 @@ LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 class RequestTimes(msgspec.Struct, frozen=True):
     """A finished request's story, for the histograms; seconds of one monotonic clock.
 
+    finish_reason: as the engine knows it; what a stop string ends is "abort" to it, or ends later.
     num_queried_tokens: prompt tokens looked up in the prefix cache; num_cached_tokens were found.
     scheduled and first_token are 0 for a request that never got that far.
     """
 
+    request_id: str
     lora_name: str | NoAdapter
     finish_reason: str
     num_prompt_tokens: int

@@ -19,6 +19,7 @@ def times(
     num_output_tokens: int = 5,
 ) -> RequestTimes:
     return RequestTimes(
+        request_id="r",
         lora_name=lora_name,
         finish_reason=finish_reason,
         num_prompt_tokens=100,

@@ -65,6 +65,7 @@ def progress_output(progress: RequestProgress) -> EngineOutput:
 
 def request_times(request: Request, finish_reason: str, now: float) -> RequestTimes:
     return RequestTimes(
+        request_id=request.request_id,
         lora_name=request.lora_name,
         finish_reason=finish_reason,
         num_prompt_tokens=request.num_prompt_tokens,

@@ -336,9 +336,9 @@ class AsyncEngine:
         self._watchdog.note_reply()
         if isinstance(reply, StepOutputs):
             self._watchdog.note_step()
-            _keep_books(self.metrics.observe, reply)
             for output in reply.outputs:
                 await self._answers.tell(output)
+            _keep_books(self.metrics.observe, self._answers.with_stop_strings(reply))
             await self._answers.advance()
         elif isinstance(reply, CallReply):
             _keep_books(self._journal.note_reply, reply)

@@ -79,6 +79,10 @@ class RequestState:
             )
         )
 
+    def num_tokens(self, index: int) -> int:
+        """How many tokens this choice has told."""
+        return self._num_tokens[index]
+
     def put(self, delta: OutputDelta) -> bool:
         """Keep a delta for the caller; False when too many wait already, which ends the request."""
         if self.is_streamed and (error := self._backlog_error()) is not None:

@@ -9,17 +9,38 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from lora_serve.engine.frontend.admission import AdmissionControl, RequestGroup
 from lora_serve.engine.frontend.output import OutputProcessor
 from lora_serve.engine.frontend.quarantine import Quarantine
 from lora_serve.engine.frontend.request_states import RequestState, RequestStates
 from lora_serve.engine.frontend.supervisor import EngineSupervisor
+from lora_serve.engine_stats import RequestTimes
 from lora_serve.errors import EngineDeadError, LoraServeError, RequestFailedError
 from lora_serve.generate_request import GenerateRequest
-from lora_serve.messages import AbortRequests, EngineOutput, EngineRequest
+from lora_serve.messages import AbortRequests, EngineOutput, EngineRequest, StepOutputs
+from lora_serve.outputs import OutputDelta
 
 logger = logging.getLogger(__name__)
+
+
+class StoppedAnswer(NamedTuple):
+    """An answer that a stop string has ended: how many tokens it has, and when the last came."""
+
+    num_tokens: int
+    last_token: float
+
+    def correct(self, times: RequestTimes) -> RequestTimes:
+        """The engine knows no stop strings: to it, the answer ended later, for another reason."""
+        return replace(
+            times,
+            finish_reason="stop",
+            num_output_tokens=self.num_tokens,
+            finished=min(times.finished, self.last_token),
+        )
 
 
 class RunningAnswers:
@@ -40,6 +61,7 @@ class RunningAnswers:
         self._outputs = outputs
         self._max_backlog = max_backlog
         self._states = RequestStates()
+        self._stopped: dict[str, StoppedAnswer] = {}  # whose times the engine has yet to tell
 
     @property
     def num_unfinished(self) -> int:
@@ -92,10 +114,28 @@ class RunningAnswers:
         elif delta is not None:
             if not state.put(delta):
                 await self._release(state)
+            elif isinstance(delta.stop_reason, str):
+                self._note_stopped(output.request_id, state, delta)
             if delta.finish_reason is not None:
                 self._admission.note_gone(output.request_id)
         if must_abort:
             await self._abort([output.request_id])
+
+    def with_stop_strings(self, step: StepOutputs) -> StepOutputs:
+        """What a step of which all outputs were told gave, with the ends that stop strings made."""
+        if not self._stopped:
+            return step
+        stopped = [self._stopped.pop(times.request_id, None) for times in step.finished]
+        for output in step.outputs:
+            if output.finish_reason is not None:  # its times come no later
+                self._stopped.pop(output.request_id, None)
+        pairs = zip(step.finished, stopped, strict=True)
+        return replace(step, finished=tuple(end.correct(t) if end else t for t, end in pairs))
+
+    def _note_stopped(self, choice_id: str, state: RequestState, delta: OutputDelta) -> None:
+        assert delta.times is not None, f"{choice_id} has ended without its times"
+        num_tokens = state.num_tokens(delta.index)
+        self._stopped[choice_id] = StoppedAnswer(num_tokens, delta.times.last_token)
 
     async def end(self, state: RequestState) -> None:
         """Forget a request whose caller has all or is gone; others may be sent in its place."""
@@ -117,6 +157,7 @@ class RunningAnswers:
     def engine_died(self, error: EngineDeadError) -> None:
         """End the answers that have begun; the others go to the next engine."""
         self._quarantine.engine_died(error, self._states)
+        self._stopped.clear()
 
     async def engine_is_back(self) -> None:
         self._quarantine.engine_is_back()
