@@ -62,6 +62,9 @@ class Split:
 
 _GPT4 = Split((rf"{_CONTRACTIONS}|\p{{N}}{{1,3}}|{_REST}",))
 _LLAMA3 = Split(_GPT4.patterns, has_whole_words=True, adds_bos=True)
+# SmolLM3's files. Words are whole as in Llama 3's vocabulary, from which the model took its own;
+# llama.cpp goes by merges, which differ for the few tokens that no merges make.
+_SMAUG = Split(_GPT4.patterns, has_whole_words=True)
 _QWEN2 = Split((rf"{_CONTRACTIONS}|\p{{N}}|{_REST}",), is_composed=True)
 _DIGITS = Split((r"\p{N}", _GPT2))
 _PLAIN = Split((_GPT2,))
@@ -80,7 +83,7 @@ SPLITS: Mapping[str, Split] = MappingProxyType(
         "olmo": _PLAIN,
         "qwen2": _QWEN2,
         "refact": _DIGITS,
-        "smaug-bpe": _LLAMA3,
+        "smaug-bpe": _SMAUG,
         "smollm": _DIGITS,
         "starcoder": _DIGITS,
         "tekken": Split((_TEKKEN,), has_whole_words=True, adds_bos=True),

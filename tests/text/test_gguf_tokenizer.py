@@ -121,6 +121,7 @@ SPLIT_TEXTS = {
     "qwen2": ("a12 IT'S.\n\nx", ["a", "1", "2", " IT", "'S", ".\n\n", "x"]),
     "llama-bpe": ("a12345 .x", ["a", "123", "45", " .", "x"]),
     "dbrx": ("a12345 .x", ["a", "123", "45", " .", "x"]),
+    "smaug-bpe": ("a12345 .x", ["a", "123", "45", " .", "x"]),
     "gpt-4o": ("aB's1234./\n", ["a", "B's", "123", "4", "./\n"]),
     "tekken": ("aB12/\n", ["a", "B", "1", "2", "/\n"]),
 }
@@ -139,13 +140,19 @@ def test_texts_are_split_in_the_way_that_the_file_names(split: str, tmp_path: Pa
     assert [text[begin:end] for _, (begin, end) in parts] == expected
 
 
-@pytest.mark.parametrize(("split", "begins"), [("llama-bpe", True), ("dbrx", False)])
-def test_texts_begin_with_a_token_where_the_split_says_it(
+@pytest.mark.parametrize(
+    ("split", "begins"), [("llama-bpe", True), ("dbrx", False), ("smaug-bpe", False)]
+)
+def test_texts_begin_with_a_token_where_the_file_or_else_its_split_says_it(
     split: str, begins: bool, tmp_path: Path
 ) -> None:
-    path = write_byte_level(tmp_path / "m.gguf", split, bos_token_id=1)
-    ids = Tokenizer(str(path)).encode("hello")
-    assert (ids[0] == 1) == begins
+    """SmolLM3's files have a token to begin with, and do not say whether texts do."""
+    silent = write_byte_level(tmp_path / "silent.gguf", split, bos_token_id=1)
+    assert (Tokenizer(str(silent)).encode("hello")[0] == 1) == begins
+    for stated in (True, False):
+        options = {"bos_token_id": 1, "add_bos_token": stated}
+        path = write_byte_level(tmp_path / f"{stated}.gguf", split, **options)
+        assert (Tokenizer(str(path)).encode("hello")[0] == 1) == stated
 
 
 def test_qwens_texts_are_composed_first(tmp_path: Path) -> None:
