@@ -102,6 +102,21 @@ class DenseSpec(DecoderShape):
     qk_layer_norm: bool = False
     clip_qkv: float | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse facts that no layer heeds together, which is a mistake of a family's reader."""
+        assert self.is_gated or self.activation == "gelu_tanh", (
+            f"an MLP without a gate has gelu_tanh, not {self.activation}"
+        )
+        assert self.layer_norm or not self.norm_bias, "RMS norms have no bias"
+        of_heads = (self.qk_norm, self.qk_norm_of_all_heads, self.qk_layer_norm)
+        assert sum(of_heads) <= 1, "q and k have norms of one kind"
+        if self.is_parallel:
+            assert self.residual_scale is None, "parallel layers scale nothing that they add"
+            norms = self.norms.present()
+            assert norms == (self.norms.before_attention,), (
+                f"parallel layers have one norm: {norms}"
+            )
+
     @property
     def sliding_window(self) -> int | tuple[int | None, ...] | None:
         """The window of all layers, or the windows of each where they differ."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from lora_serve.layers.rotary import (
     YarnScaling,
     paired_channels,
 )
-from lora_serve.models.dense import DenseSpec
+from lora_serve.models.dense import DenseSpec, NormNames
+from lora_serve.models.source import load_spec
 from lora_serve.ops.reference import REFERENCE
 from tests.fakes.bare_model import BareModel, Prompt
 from tests.fakes.tiny_models import VOCAB_SIZE
@@ -151,24 +152,28 @@ def test_what_would_be_computed_wrongly_is_refused(
     assert told in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("family", "changes"),
-    [
-        ("smollm3", {"unrotated": ()}),
-        ("granite", {"embedding_scale": None}),
-        ("granite", {"attention_scale": None}),
-        ("granite", {"residual_scale": None}),
-        ("granite", {"logit_scale": None}),
-        ("olmo3", {"windowed_rope": None}),
-        ("olmo3", {"windows": (None, None)}),
-        ("phi3", {"rotary_size": None}),
-        ("glm", {"is_interleaved": False}),
-        ("cohere", {"layer_norm": False}),
-        ("cohere", {"is_interleaved": False}),
-        ("cohere2", {"unrotated": ()}),
-        ("starcoder2", {"windows": (None, None)}),
-    ],
-)
+# A fact of a tiny model that is changed, so that its logits must differ.
+CHANGED_FACTS: list[tuple[str, dict[str, Any]]] = [
+    ("smollm3", {"unrotated": ()}),
+    ("granite", {"embedding_scale": None}),
+    ("granite", {"attention_scale": None}),
+    ("granite", {"residual_scale": None}),
+    ("granite", {"logit_scale": None}),
+    ("olmo3", {"windowed_rope": None}),
+    ("olmo3", {"windows": (None, None)}),
+    ("phi3", {"rotary_size": None}),
+    ("glm", {"is_interleaved": False}),
+    ("cohere", {"layer_norm": False}),
+    ("cohere", {"is_interleaved": False}),
+    ("cohere", {"is_parallel": False}),
+    ("cohere2", {"unrotated": ()}),
+    ("starcoder2", {"windows": (None, None)}),
+    ("olmo2", {"activation": "gelu_tanh"}),
+    ("olmoe-clipped", {"clip_qkv": None}),
+]
+
+
+@pytest.mark.parametrize(("family", "changes"), CHANGED_FACTS)
 def test_every_fact_shows_in_the_logits(
     directories: dict[str, Path], family: str, changes: dict[str, Any]
 ) -> None:
@@ -182,6 +187,45 @@ def test_every_fact_shows_in_the_logits(
         change_spec=lambda spec: replace(spec, **changes),
     )
     assert (prompt.alone(with_it) - prompt.alone(without)).abs().max() > 1e-2
+
+
+def test_each_fact_that_a_family_has_of_its_own_is_asked_for_in_the_logits(
+    directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for those that bring tensors: without them the checkpoint's are unexpected."""
+    monkeypatch.setattr(DenseSpec, "__post_init__", lambda spec: None)  # also what no model has
+    asked = {name for _, changes in CHANGED_FACTS for name in changes}
+    asked.add("projections")  # what tensors are called
+    unasked = set()
+    for family, directory in directories.items():
+        spec = load_spec(directory)
+        if not isinstance(spec, DenseSpec):
+            continue
+        for fact in fields(spec):
+            if fact.default in (MISSING, getattr(spec, fact.name)) or fact.name in asked:
+                continue
+            common = replace(spec, **{fact.name: fact.default})
+            if common.tensor_shapes() == spec.tensor_shapes():
+                unasked.add((family, fact.name))
+    assert not unasked, "add a line to CHANGED_FACTS for each"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "told"),
+    [
+        ("Starcoder2", {"activation": "silu"}, "an MLP without a gate has gelu_tanh, not silu"),
+        ("Cohere", {"residual_scale": 0.5}, "parallel layers scale nothing that they add"),
+        ("Cohere", {"norms": NormNames()}, "parallel layers have one norm"),
+        ("Llama", {"norm_bias": True}, "RMS norms have no bias"),
+        ("SmolLM3", {"qk_norm": True, "qk_layer_norm": True}, "q and k have norms of one"),
+    ],
+)
+def test_facts_that_no_layer_heeds_together_are_no_model(
+    family: str, changes: dict[str, Any], told: str
+) -> None:
+    spec = read_as(family)
+    with pytest.raises(AssertionError, match=told):
+        replace(spec, **changes)
 
 
 def test_logits_are_screened_where_their_scale_keeps_them_apart(

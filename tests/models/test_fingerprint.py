@@ -150,8 +150,11 @@ def test_a_fact_that_is_added_to_the_rotary_scaling_is_written_likewise() -> Non
     assert facts_text(Scaling(4.0, 1.0)) == "Scaling(factor=4.0, blend=1.0)"
 
 
-def test_every_fact_of_a_family_is_in_its_text(directories: dict[str, Path]) -> None:
+def test_every_fact_of_a_family_is_in_its_text(
+    directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also those that no test changes: two models that differ in one share no KV."""
+    monkeypatch.setattr(DenseSpec, "__post_init__", lambda spec: None)  # also what no model has
     for directory in directories.values():
         spec = load_spec(directory)
         for field in fields(spec):

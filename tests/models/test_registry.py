@@ -5,7 +5,18 @@ import pytest
 from lora_serve.config.model import OWN_IMPL
 from lora_serve.errors import ConfigError
 from lora_serve.models.registry import ARCHITECTURES, read_spec
+from tests.fakes.tiny_models import TINY_MODELS
 from tests.models.configs import LLAMA, read
+
+# Beside a vision tower, which no tiny model has; tests/models/test_gemma.py compares it.
+COMPARED_ALONE = {"Gemma3ForConditionalGeneration"}
+
+
+def test_each_architecture_has_a_tiny_model_that_is_compared_with_transformers() -> None:
+    compared = {tiny.model_class.__name__ for tiny in TINY_MODELS.values()} | COMPARED_ALONE
+    without = set(ARCHITECTURES) - compared
+    assert not without, f"add tiny checkpoints of {without} to tests/fakes/tiny_models.py"
+    assert compared == set(ARCHITECTURES)
 
 
 def test_an_unsupported_architecture_is_answered_with_those_supported() -> None:
