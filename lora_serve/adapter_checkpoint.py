@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pickle import PickleBuffer
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
-    """A tensor as a checkpoint stores it: safetensors' dtype name ("F32", "BF16", "F16")."""
+    """A tensor as a checkpoint stores it: safetensors' dtype name ("F32", "BF16", "F16").
+
+    Pickled by protocol 5, its data may go from where it lies, without a copy.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return RawTensor, (self.dtype, self.shape, PickleBuffer(self.data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +81,37 @@ class AdapterCheckpoint:
     rank: int
     num_bytes: int
     base_model: str
-    modules: tuple[LoRAModule, ...]
+    modules: tuple[LoRAModule, ...] = ()
     invocation_tokens: tuple[int, ...] = ()
     token_rows: tuple[TokenRows, ...] = ()
     biases: tuple[ModuleBias, ...] = ()
     ignored: tuple[str, ...] = ()
+
+    @property
+    def tensor_fields(self) -> tuple[str, ...]:
+        """The names of the fields that hold tensors, whatever kinds of adapters there are."""
+        names = (field.name for field in fields(self))
+        return tuple(name for name in names if any(tensors_of(getattr(self, name))))
+
+    def without_tensors(self) -> AdapterCheckpoint:
+        """What is known of the adapter once its bytes may go."""
+        held = self.tensor_fields
+        without: dict[str, Any] = {f.name: f.default for f in fields(self) if f.name in held}
+        return replace(self, **without)
+
+
+def num_tensor_bytes(value: object) -> int:
+    """What all tensors of an adapter, or of a part of it, take together."""
+    return sum(tensor.data.nbytes for tensor in tensors_of(value))
+
+
+def tensors_of(value: object) -> Iterator[RawTensor]:
+    """All tensors of an adapter, or of a part of it, in the order of its fields."""
+    if isinstance(value, RawTensor):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from tensors_of(part)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from tensors_of(getattr(value, field.name))

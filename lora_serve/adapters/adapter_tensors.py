@@ -84,12 +84,6 @@ class AdapterTensors:
     stored_rows: tuple[tuple[RowsInFile, RawTensor], ...] = ()
     ignored: tuple[str, ...] = ()
 
-    @property
-    def num_bytes(self) -> int:
-        low_rank = sum(len(m.a.data) + len(m.b.data) for m in self.modules)
-        biases = sum(len(each.values.data) for each in self.biases)
-        return low_rank + biases + sum(len(each.rows.data) for each in self.token_rows)
-
 
 @dataclass(frozen=True, slots=True)
 class FoundTensors:

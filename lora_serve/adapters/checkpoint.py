@@ -13,8 +13,15 @@ import shlex
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
-from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, ModuleBias, RawTensor
+from lora_serve.adapter_checkpoint import (
+    AdapterCheckpoint,
+    LoRAModule,
+    ModuleBias,
+    RawTensor,
+    num_tensor_bytes,
+)
 from lora_serve.adapters.adapter_tensors import (
     Adaptable,
     AdapterTensors,
@@ -192,11 +199,11 @@ def _read(directory: AdapterDirectory, adaptable: Adaptable) -> AdapterCheckpoin
         raise AdapterFormatError(directory.path, findings)
     found = digest(tensors.modules, settings.invocation_tokens, tensors.stored_rows, tensors.biases)
     _check_sidecar(directory, found)
-    return AdapterCheckpoint(
+    checkpoint = AdapterCheckpoint(
         path=directory.path,
         digest=found,
         rank=max((module.rank for module in tensors.modules), default=0),
-        num_bytes=tensors.num_bytes,
+        num_bytes=0,
         base_model=settings.base_model,
         modules=tensors.modules,
         invocation_tokens=settings.invocation_tokens,
@@ -204,6 +211,7 @@ def _read(directory: AdapterDirectory, adaptable: Adaptable) -> AdapterCheckpoin
         biases=tensors.biases,
         ignored=tensors.ignored,
     )
+    return replace(checkpoint, num_bytes=num_tensor_bytes(checkpoint))
 
 
 def _check_sidecar(directory: AdapterDirectory, found: bytes) -> None:

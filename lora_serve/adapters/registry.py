@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.errors import ASK_FOR_BASE_MODEL, AdapterExistsError, AdapterNotFoundError
@@ -102,9 +102,7 @@ class AdapterRegistry:
         self.check_name_free(name, load_inplace)
         if generation:
             self.raise_generation(name, generation)
-        return self._publish(
-            name, replace(checkpoint, modules=(), token_rows=(), biases=()), pinned
-        )
+        return self._publish(name, checkpoint.without_tensors(), pinned)
 
     def unload(self, name: str) -> AdapterRef:
         """Remove `name`; returns the version that it stood for.
@@ -142,7 +140,6 @@ class AdapterRegistry:
             rank=info.rank,
             num_bytes=info.num_bytes,
             base_model=info.base_model,
-            modules=(),
             invocation_tokens=info.invocation_tokens,
         )
         ref = self._publish(info.name, facts, info.pinned)

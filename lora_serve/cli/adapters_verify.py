@@ -95,6 +95,7 @@ def _facts(checkpoint: AdapterCheckpoint) -> dict[str, object]:
         "trained_on": checkpoint.base_model or None,
         "modules": [module.name for module in checkpoint.modules],
         "token_rows": {rows.name: rows.rows.shape[0] for rows in checkpoint.token_rows},
+        "biases": [bias.name for bias in checkpoint.biases],
         "ignored": list(checkpoint.ignored),
     }
 
@@ -122,8 +123,11 @@ def _show(report: Mapping[str, object]) -> None:
         print(f"  modules  {len(modules)}: {_kinds(modules)}")
     for name, count in token_rows.items():
         print(f"  rows     {count} of {name}")
-    ignored = report["ignored"]
+    biases, ignored = report["biases"], report["ignored"]
+    assert isinstance(biases, list)
     assert isinstance(ignored, list)
+    if biases:
+        print(f"  biases   {len(biases)}: {_kinds(biases)}")
     if ignored:
         print(f"  ignored  {len(ignored)} tensors, by its config as by PEFT: {listed(ignored)}")
     print(f"  trained  on {report['trained_on'] or 'a model that it does not name'}")

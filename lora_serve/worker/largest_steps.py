@@ -10,7 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
-from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor, TokenRows
+from lora_serve.adapter_checkpoint import (
+    AdapterCheckpoint,
+    LoRAModule,
+    RawTensor,
+    TokenRows,
+    num_tensor_bytes,
+)
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.model_info import Vocabulary
 from lora_serve.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIASES, SamplingParams
@@ -79,7 +85,7 @@ def largest_adapter(
             TokenRows(vocabulary.embedding, (0,), raw(1, width)),
             TokenRows(vocabulary.head, (0,), raw(1, vocabulary.hidden_size)),
         )
-    num_bytes = sum(len(part.a.data) + len(part.b.data) for part in parts)
+    num_bytes = num_tensor_bytes((parts, token_rows))
     digest = sha256(path.encode()).digest()
     return AdapterCheckpoint(path, digest, lora_rank, num_bytes, "", parts, token_rows=token_rows)
 

@@ -14,16 +14,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 
 import msgspec
 
-from lora_serve.adapter_checkpoint import (
-    AdapterCheckpoint,
-    LoRAModule,
-    ModuleBias,
-    RawTensor,
-    TokenRows,
-)
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.distributed.link import Link
 from lora_serve.errors import LoraServeError, RankLostError
 from lora_serve.worker.rank_wire import StepDecoder
@@ -176,40 +171,19 @@ def send_call(calls: Link, call: AdapterCheckpoint | bytes, seconds: float) -> N
 
     The tensors' bytes go from where they lie, without a copy.
     """
-    if isinstance(call, bytes):
-        calls.send(pickle.dumps(call), seconds=seconds)
-        return
-    tensors = [tensor for module in call.modules for tensor in (module.a, module.b)]
-    tensors += [each.rows for each in call.token_rows]
-    tensors += [bias.values for bias in call.biases]
-    shapes = [(tensor.dtype, tensor.shape, tensor.data.nbytes) for tensor in tensors]
-    bare = replace(call, modules=(), token_rows=(), biases=())
-    modules = [(module.name, module.rank, module.scale) for module in call.modules]
-    token_rows = [(each.name, each.token_ids) for each in call.token_rows]
-    biases = [(bias.name, bias.scale) for bias in call.biases]
-    calls.send(pickle.dumps((bare, modules, token_rows, biases, shapes)), seconds=seconds)
-    calls.send(*(tensor.data for tensor in tensors), seconds=seconds)
+    buffers: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(call, protocol=5, buffer_callback=buffers.append)
+    tensors = [buffer.raw() for buffer in buffers]
+    calls.send(pickle.dumps((head, [data.nbytes for data in tensors])), seconds=seconds)
+    if tensors:
+        calls.send(*tensors, seconds=seconds)
 
 
 def receive_call(head: bytes | bytearray, calls: Link, seconds: float) -> AdapterCheckpoint | bytes:
     """Read a call that begins with the message `head`; the first rank sends the rest in time."""
-    call = pickle.loads(head)
-    if isinstance(call, bytes):
-        return call
-    bare, modules, token_rows, biases, shapes = call
-    data, begin = memoryview(calls.receive(seconds)), 0
-    tensors = []
-    for dtype, shape, size in shapes:
-        tensors.append(RawTensor(dtype, shape, data[begin : begin + size]))
-        begin += size
-    taken = iter(tensors)
-    whole: AdapterCheckpoint = replace(
-        bare,
-        modules=tuple(
-            LoRAModule(name, lora_rank, scale, next(taken), next(taken))
-            for name, lora_rank, scale in modules
-        ),
-        token_rows=tuple(TokenRows(name, ids, next(taken)) for name, ids in token_rows),
-        biases=tuple(ModuleBias(name, next(taken), scale) for name, scale in biases),
-    )
-    return whole
+    call, sizes = pickle.loads(head)
+    data = memoryview(calls.receive(seconds) if sizes else b"")
+    ends = list(accumulate(sizes))
+    tensors = [data[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    read: AdapterCheckpoint | bytes = pickle.loads(call, buffers=tensors)
+    return read

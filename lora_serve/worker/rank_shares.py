@@ -31,6 +31,8 @@ def adapter_share(
     Of the rows of embeddings it gets its columns, of the LM head's those of its tokens, whose ids
     then count from its first. linears, vocabulary: of the whole model.
     """
+    undivided = set(checkpoint.tensor_fields) - {"modules", "token_rows", "biases"}
+    assert not undivided, f"ranks do not divide {undivided} of an adapter"
     if place.world_size == 1:
         return checkpoint
     own = {

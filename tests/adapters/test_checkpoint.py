@@ -5,10 +5,11 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor
 from lora_serve.adapters import directory
 from lora_serve.adapters.checkpoint import check_adapter, digest, read_adapter
+from lora_serve.adapters.vocabulary import RowsInFile, RowsKind
 from lora_serve.errors import AdapterError, AdapterFormatError, AdapterNotFoundError
 from tests.adapters.conftest import Shapes
 from tests.fakes.adapter_files import (
@@ -25,6 +27,7 @@ from tests.fakes.adapter_files import (
     safetensors_bytes,
     write_adapter,
 )
+from tests.fakes.checkpoints import whole_checkpoint
 
 Q0 = "model.layers.0.self_attn.q_proj"
 DOWN1 = "model.layers.1.mlp.down_proj"
@@ -240,6 +243,47 @@ MODULE = LoRAModule("q_proj", 4, 2.0, tensor_of(bytes(64)), tensor_of(bytes(63) 
 def test_a_digest_that_ignored_any_one_part_would_be_noticed(other: LoRAModule) -> None:
     assert digest((MODULE,)) == digest((replace(MODULE),))
     assert digest((MODULE,)) != digest((other,))
+
+
+# Of these two adapters may differ and be one version. rank: the highest of the modules'.
+NOT_DIGESTED = {"path", "digest", "rank", "num_bytes", "base_model", "ignored"}
+
+
+def changed_once(value: Any) -> Iterator[Any]:
+    """Values like this one, each with one thing changed somewhere in it."""
+    match value:
+        case int() | float():
+            yield value + 1
+        case str():
+            yield f"{value}_other"
+        case memoryview():
+            yield memoryview(bytes([value[0] ^ 1]) + bytes(value[1:]))
+        case tuple():
+            yield ()
+            yield from ((other, *value[1:]) for other in changed_once(value[0]))
+        case _ if is_dataclass(value):
+            for field in fields(value):
+                for other in changed_once(getattr(value, field.name)):
+                    yield replace(value, **{field.name: other})
+
+
+def digest_of(adapter: AdapterCheckpoint) -> bytes:
+    stored = [
+        (RowsInFile(rows.name, "", RowsKind.TOKENS, rows.token_ids), rows.rows)
+        for rows in adapter.token_rows
+    ]
+    return digest(adapter.modules, adapter.invocation_tokens, stored, adapter.biases)
+
+
+@pytest.mark.parametrize(
+    "name", [field.name for field in fields(AdapterCheckpoint) if field.name not in NOT_DIGESTED]
+)
+def test_whatever_an_adapter_has_is_in_the_digest_or_is_named_as_not(name: str) -> None:
+    """Two adapters that differ in it would be one version otherwise, and share KV."""
+    adapter = whole_checkpoint()
+    others = [replace(adapter, **{name: other}) for other in changed_once(getattr(adapter, name))]
+    assert others
+    assert len({*map(digest_of, others), digest_of(adapter)}) == len(others) + 1
 
 
 def test_how_many_modules_there_are_is_in_the_digest() -> None:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule, RawTensor, TokenRows
+from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.registry import AdapterRegistry, DigestUse
 from lora_serve.errors import AdapterExistsError, AdapterNotFoundError
 from lora_serve.identity import AdapterRef
 from lora_serve.messages import AdapterInfo
-from tests.fakes.checkpoints import checkpoint_of
+from tests.fakes.checkpoints import checkpoint_of, whole_checkpoint
 
 A, B = checkpoint_of("A"), checkpoint_of("B")
 
@@ -229,12 +229,8 @@ def test_a_name_keeps_its_place_in_the_list_across_load_inplace(registry: Adapte
 
 
 def test_the_registry_holds_no_tensors(registry: AdapterRegistry) -> None:
-    buffer = bytearray(64)
-    tensor = RawTensor("F32", (4, 4), memoryview(buffer))
-    module = LoRAModule("q", 4, 1.0, tensor, tensor)
-    rows = TokenRows("lm_head", (1, 2, 3, 4), tensor)
-    publish(registry, "n", AdapterCheckpoint("/p", A.digest, 4, 64, "", (module,), (), (rows,)))
-    del tensor, module, rows
+    buffer = bytearray(128)
+    publish(registry, "n", whole_checkpoint(memoryview(buffer)))
     buffer.clear()  # fails while a view of it is alive
 
 

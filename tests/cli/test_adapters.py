@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -18,12 +19,15 @@ from lora_serve.cli.adapters_actions import Outcome, _changed, list_adapters
 from lora_serve.cli.main import main
 from lora_serve.cli.remote import Remote, Reply, ServedModel, UnreachableError
 from lora_serve.errors import ChangeUnknownError
+from lora_serve.fuzz.versions import write_extended
+from lora_serve.model_info import Vocabulary
 from lora_serve.observability.sizes import shown_bytes
 from lora_serve.server.adapter_names.base import Loaded
 from lora_serve.server.adapter_names.local import LocalNames
 from lora_serve.server.admin.protocol import AdapterWish
 from tests.cli.conftest import FakeServer
 from tests.fakes.adapter_files import lora_tensors, write_adapter
+from tests.fakes.checkpoints import whole_checkpoint
 from tests.fakes.engine import write_adapter as write_fake_adapter
 
 MODULES = {"model.layers.0.self_attn.q_proj": (8, 8), "model.layers.0.mlp.down_proj": (8, 16)}
@@ -302,6 +306,18 @@ def test_verify_tells_what_an_adapter_is(
     told = capsys.readouterr().out
     assert "1: q_proj × 1" in told
     assert "ignored  2 tensors, by its config as by PEFT: 'base_model.model." in told
+
+
+def test_verify_tells_of_all_tensors_that_an_adapter_may_have(
+    adapter_paths: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vocabulary = Vocabulary("model.embed_tokens", "lm_head", 100, 8, is_tied=True)
+    path = str(write_extended(adapter_paths[0], vocabulary, {}, tmp_path))
+    assert main(["adapters", "verify", path, "--json"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert all(report[name] for name in whole_checkpoint().tensor_fields)
+    assert main(["adapters", "verify", path]) == 0
+    assert re.search(r"biases   \d+: .*q_proj × \d", capsys.readouterr().out)
 
 
 def test_verify_compares_an_adapter_with_its_model(

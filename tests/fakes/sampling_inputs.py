@@ -10,6 +10,14 @@ from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput
 from tests.fakes.seen_tokens import seen_tokens
 
+# Of the scheduler and the server, or told to a step in another way than by its params.
+NOT_SEEN_BY_A_SAMPLER = {
+    *("n", "max_tokens", "min_tokens", "seed", "stop", "stop_token_ids", "ignore_eos"),
+    *("include_stop_str_in_output", "skip_special_tokens", "structured_outputs", "reasoning"),
+    *("allowed_token_ids", "bad_words", "prompt_logprobs", "prompt_logprob_start"),
+    *("prompt_logprobs_last_n", "thinking_token_budget"),
+}
+
 
 def any_bitmask(vocab_size: int, rng: random.Random) -> bytes:
     """Much, little or nothing allowed; shorter than the vocabulary, as long, or longer."""

@@ -14,6 +14,7 @@ from lora_serve.fuzz.versions import (
     write_versions,
 )
 from lora_serve.model_info import Vocabulary
+from tests.fakes.checkpoints import whole_checkpoint
 
 
 def test_no_two_versions_are_alike_and_activated_ones_wait_for_tokens_of_traces(
@@ -39,6 +40,8 @@ def test_no_two_versions_are_alike_and_activated_ones_wait_for_tokens_of_traces(
         checkpoint = read_adapter(path, lora_modules=modules, max_lora_rank=64, vocabulary=found)
         read.append(checkpoint)
     assert len({each.digest for each in read}) == 8
+    extended = read[-1].tensor_fields
+    assert extended == whole_checkpoint().tensor_fields, "the fuzzer writes no such adapter"
     assert [each.invocation_tokens for each in read] == [()] * 3 + [INVOCATION] * 4 + [()]
     again = write_extended(paths[-1], vocabulary, EXPERTS, tmp_path / "again")
     assert own_shapes(str(again)) == own_shapes(str(paths[-1]))

@@ -3,16 +3,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from lora_serve.model_info import Vocabulary
 from lora_serve.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIASES, SamplingParams
-from lora_serve.worker.largest_steps import StepLimits, largest_sample, largest_steps
+from lora_serve.worker.largest_steps import (
+    StepLimits,
+    largest_adapter,
+    largest_sample,
+    largest_steps,
+)
+from tests.fakes.checkpoints import whole_checkpoint
+from tests.fakes.sampling_inputs import NOT_SEEN_BY_A_SAMPLER
 
-# Of the scheduler and the server, or told to a step in another way than by its params.
-NOT_SEEN_BY_A_STEP = {
-    *("n", "max_tokens", "min_tokens", "seed", "stop", "stop_token_ids", "ignore_eos"),
-    *("include_stop_str_in_output", "skip_special_tokens", "structured_outputs", "reasoning"),
-    *("allowed_token_ids", "bad_words", "prompt_logprobs", "prompt_logprob_start"),
-    *("prompt_logprobs_last_n", "thinking_token_budget"),
-}
 TAKES_LESS = {"logprob_token_ids"}  # than the most likely ones, in whose place they stand
 
 
@@ -49,12 +50,19 @@ def test_prompts_fill_the_token_budget_or_all_places(
         assert sample.params.has_penalties  # for which logits are copied
 
 
+def test_the_largest_adapter_has_all_that_adapters_may_have() -> None:
+    """But biases: they are added in place, in steps that no graph is recorded of."""
+    vocabulary = Vocabulary("embed", "head", size=100, hidden_size=8, is_tied=False)
+    adapter = largest_adapter({"q": (8, 8), "embed": (8, 100)}, 4, vocabulary)
+    assert set(adapter.tensor_fields) == set(whole_checkpoint().tensor_fields) - {"biases"}
+
+
 def test_every_sampling_parameter_that_a_step_sees_is_asked_for() -> None:
     """One that is new is asked for, too, or named above."""
     params = largest_sample(limits()).params
     for field in msgspec.structs.fields(SamplingParams):
         is_asked = getattr(params, field.name) != getattr(SamplingParams(), field.name)
-        assert is_asked == (field.name not in NOT_SEEN_BY_A_STEP | TAKES_LESS), field.name
+        assert is_asked == (field.name not in NOT_SEEN_BY_A_SAMPLER | TAKES_LESS), field.name
 
 
 @pytest.mark.parametrize(("vocab_size", "longest"), [(5000, 1000), (300, 1000), (5000, 9000)])
