@@ -31,6 +31,7 @@ class ParamsWriter:
         self._grammar_rng = Random(f"grammars {seed}")
         self._tag_rng = Random(f"structural tags {seed}")
         self._later_rng = Random(f"sampling {seed}")
+        self._ending_rng = Random(f"endings {seed}")
         self._constrained_share = self._grammar_rng.choice((0.0, 0.3))
 
     def draw(self, prompt: Prompt) -> SamplingParams:
@@ -53,7 +54,8 @@ class ParamsWriter:
             logit_bias={token_ids(rng, self._vocab_size, 1)[0]: 3.0} if rng.random() < 0.1 else {},
             structured_outputs=self._constraint(),
         )
-        return replace(params, **self._prompt_logprobs(prompt), **self._token_rules(params))
+        params = replace(params, **self._prompt_logprobs(prompt), **self._token_rules(params))
+        return replace(params, **self._endings(params))
 
     def _constraint(self) -> StructuredOutput | None:
         rng = self._grammar_rng
@@ -75,6 +77,16 @@ class ParamsWriter:
             ids = range(self._vocab_size)
             rules |= {"logprob_token_ids": tuple(rng.sample(ids, 4)), "logprobs": 4}
         return rules
+
+    def _endings(self, params: SamplingParams) -> dict[str, object]:
+        """Tokens that end an answer, and how many must come before any does."""
+        rng, endings = self._ending_rng, dict[str, object]()
+        if rng.random() < 0.1:
+            ids = range(RESERVED_TOKENS, self._vocab_size)
+            endings["stop_token_ids"] = tuple(rng.sample(ids, len(ids) // 8))
+        if rng.random() < 0.1:
+            endings["min_tokens"] = (params.max_tokens or 0) // 2
+        return endings
 
     def _prompt_logprobs(self, prompt: Prompt) -> dict[str, int]:
         """Ask for those of the whole prompt, or of its end, before which blocks may be found."""
