@@ -14,7 +14,7 @@ WHOLE = whole_checkpoint()
 
 
 def all_fields(value: object) -> Iterator[tuple[Field[Any], object]]:
-    """Those of an adapter and of all its parts, with what each holds."""
+    """The fields of an adapter and of all its parts, with what each holds."""
     if isinstance(value, tuple):
         for part in value:
             yield from all_fields(part)

@@ -75,7 +75,7 @@ def test_every_sampling_parameter_is_classified() -> None:
 
 
 def test_samplers_are_compared_over_every_parameter_that_they_read() -> None:
-    """By what tests/fakes/sampling_inputs.py draws."""
+    """tests/fakes/sampling_inputs.py must draw it."""
     plain = SamplingParams()
     drawn = [item.params for item in inputs_for(200, 100, seed=1)]
     varied = {n for n in CHANGES if any(getattr(p, n) != getattr(plain, n) for p in drawn)}

@@ -74,6 +74,7 @@ SPLITS: Mapping[str, Split] = MappingProxyType(
         "command-r": _DIGITS,
         "dbrx": _GPT4,
         "deepseek-r1-qwen": _QWEN2,
+        "falcon3": _LLAMA3,
         "glm4": _GPT4,
         "gpt-2": _PLAIN,
         "gpt-4o": Split((_GPT4O,)),

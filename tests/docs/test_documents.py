@@ -13,6 +13,9 @@ import pytest
 
 from docsite.anchors import github_slug
 from lora_serve.cli.main import main
+from lora_serve.config.model import CHECKPOINT_FORMATS
+from lora_serve.models.registry import ARCHITECTURES
+from lora_serve.server.routes import PATHS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -91,6 +94,37 @@ def test_every_link_leads_somewhere(document: Path) -> None:
         if not file.exists() or (anchor and anchor not in anchors(file)):
             lost.append(target)
     assert lost == []
+
+
+# What docs/models.md calls a family whose architecture is called otherwise.
+FAMILIES = {
+    "Cohere": "Command R",
+    "Cohere2": "Command R7B",
+    "GraniteMoe": "Granite 3",
+    "GraniteMoeHybrid": "Granite 4",
+    "GraniteMoeShared": "Granite 3",
+}
+
+
+def letters(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+def test_every_family_and_every_format_is_among_the_documented_models() -> None:
+    told = letters((ROOT / "docs" / "models.md").read_text())
+    families = [re.sub("For(CausalLM|ConditionalGeneration)", "", name) for name in ARCHITECTURES]
+    names = [*(FAMILIES.get(name, name) for name in families), *CHECKPOINT_FORMATS]
+    assert [name for name in names if letters(name) not in told] == []
+
+
+def test_every_route_is_among_the_documented_ones() -> None:
+    """But for the files of pages. `…` stands for how the path before it begins."""
+    table = (ROOT / "docs" / "api.md").read_text().partition("## Fields")[0]
+    told = set(re.findall(r"`([/…][^`]*)`", table))
+    paths = {re.sub("{.*?}", "{id}", path) for path in PATHS}
+    ends = tuple(path[1:] for path in told if path[0] == "…")
+    untold = {path for path in paths - told if not path.endswith(ends)}
+    assert [path for path in sorted(untold) if not path.startswith(("/ui/", "/docs/"))] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
