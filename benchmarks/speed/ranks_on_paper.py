@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.common.facts import write_facts
 from benchmarks.common.make_checkpoint import ModelShape, ensure_checkpoint
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
-from lora_serve.config.parallel import NUM_SEGMENTS
+from lora_serve.config.parallel import REDUCES, SEGMENTS, WHOLE_ROWS, Reduce
 from lora_serve.distributed.group import ROOT, own_columns
 from lora_serve.identity import BASE_MODEL
 from lora_serve.sampling_params import SamplingParams
@@ -161,8 +161,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     args = parser.parse_args(argv)
     for num_ranks in (2, 4, 8):
-        for num_segments in (1, NUM_SEGMENTS):
-            check(num_ranks, num_segments)
+        for reduce in (WHOLE_ROWS, REDUCES[SEGMENTS](num_ranks)):
+            check(num_ranks, reduce)
     rows = [on_paper(*case) for case in CASES]
     print(table(rows))
     write_facts(args.out, machines=[asdict(machine) for machine, *_ in CASES], rows=rows)
@@ -248,7 +248,7 @@ def _num_parameters(shape: ModelShape) -> int:
 # ── counting ────────────────────────────────────────────────────────────────────────────────
 
 
-def check(num_ranks: int, num_segments: int = 1, shape: ModelShape = SMALL) -> None:
+def check(num_ranks: int, reduce: Reduce = WHOLE_ROWS, shape: ModelShape = SMALL) -> None:
     """Hold `received` against what a rank on real kernels is given, in a chunk and in a decode."""
     group = CountingGroup(num_ranks)
     with tempfile.TemporaryDirectory(prefix="lora-serve-on-paper-") as name:
@@ -263,7 +263,7 @@ def check(num_ranks: int, num_segments: int = 1, shape: ModelShape = SMALL) -> N
             max_num_seqs=1,
             max_num_batched_tokens=64,
             group=group,
-            num_segments=num_segments,
+            reduce=reduce,
         )
         worker.load()
     for start, tokens in ((0, 40), (40, 1)):
@@ -271,7 +271,7 @@ def check(num_ranks: int, num_segments: int = 1, shape: ModelShape = SMALL) -> N
         worker.submit(SchedulerOutput(0, (_request(start, tokens),)))
         worker.collect()
         counted = group.counted()
-        expected = received(shape, num_ranks, tokens, in_segments=num_segments > 1)
+        expected = received(shape, num_ranks, tokens, in_segments=reduce.adds_segments)
         assert counted == expected, f"{num_ranks} ranks, {tokens} tokens: {counted}, {expected}"
 
 

@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lora_serve.config.setting import require_at_least, require_choices, setting
 from lora_serve.errors import ConfigError
 
 NCCL = "nccl"
-GATHERS = ("auto", "shared_memory", "gloo", NCCL)
+BACKENDS = ("auto", "shared_memory", "gloo", NCCL)
 NUM_SEGMENTS = 8  # of --tensor-parallel-reduce segments: part of the numerics
 GATHER, SEGMENTS, ALL_REDUCE = "gather", "segments", "all-reduce"
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """How attention's output and the MLP's are computed.
+
+    name: as --tensor-parallel-reduce has it. num_segments: how many sums are added up to one
+    output; 1 where whole rows are summed. num_ranks_in_answers: how many ranks answers depend on; 1
+    where they are the same at any number.
+    """
+
+    name: str
+    num_segments: int = 1
+    num_ranks_in_answers: int = 1
+
+    @property
+    def adds_segments(self) -> bool:
+        return self.num_segments > 1
+
+    def __str__(self) -> str:
+        return f"--tensor-parallel-reduce {self.name}"
+
+
+WHOLE_ROWS = Reduce(GATHER)
+REDUCES: Mapping[str, Callable[[int], Reduce]] = {  # of so many ranks
+    GATHER: lambda _: WHOLE_ROWS,
+    SEGMENTS: lambda _: Reduce(SEGMENTS, NUM_SEGMENTS),
+    ALL_REDUCE: lambda size: Reduce(ALL_REDUCE, size, num_ranks_in_answers=size),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +57,7 @@ class ParallelConfig:
         "How these gather their parts: through shared memory, or gloo (torch.distributed); between "
         "GPUs by NCCL alone. auto takes shared memory on x86-64 and else gloo.",
         "auto",
-        choices=GATHERS,
+        choices=BACKENDS,
     )
 
     tensor_parallel_reduce: str = setting(
@@ -35,7 +65,7 @@ class ParallelConfig:
         f"the sums of {NUM_SEGMENTS} parts of each row, in one order at any number of ranks; "
         "all-reduce adds those of each rank's part, so that answers depend on that number.",
         GATHER,
-        choices=(GATHER, SEGMENTS, ALL_REDUCE),
+        choices=tuple(REDUCES),
     )
     cpu_ranks: str = setting(
         "Where these run: auto spreads them evenly over the NUMA nodes, one on each unless "
@@ -48,24 +78,17 @@ class ParallelConfig:
         require_choices(self)
         size = self.tensor_parallel_size
         require_at_least(1, "--tensor-parallel-size", size)
-        if self.tensor_parallel_reduce == SEGMENTS and NUM_SEGMENTS % size:
-            fitting = [str(each) for each in range(1, NUM_SEGMENTS) if not NUM_SEGMENTS % each]
+        count = self.reduce.num_segments
+        if self.reduce.adds_segments and count % size:
+            fitting = [str(each) for each in range(1, count) if not count % each]
             raise ConfigError(
-                f"--tensor-parallel-reduce {SEGMENTS}: {size} ranks would cut some of the "
-                f"{NUM_SEGMENTS} segments; choose {', '.join(fitting)} or {NUM_SEGMENTS} ranks, or "
-                f"--tensor-parallel-reduce {GATHER}"
+                f"{self.reduce}: {size} ranks would cut some of the {count} segments; choose "
+                f"{', '.join(fitting)} or {count} ranks, or {WHOLE_ROWS}"
             )
 
     @property
-    def num_segments(self) -> int:
-        """How many sums make one of attention's outputs, or of the MLP's."""
-        nums = {GATHER: 1, SEGMENTS: NUM_SEGMENTS, ALL_REDUCE: self.tensor_parallel_size}
-        return nums[self.tensor_parallel_reduce]
-
-    @property
-    def num_ranks_in_answers(self) -> int:
-        """How many ranks answers depend on: 1 where they are the same at any number."""
-        return self.tensor_parallel_size if self.tensor_parallel_reduce == ALL_REDUCE else 1
+    def reduce(self) -> Reduce:
+        return REDUCES[self.tensor_parallel_reduce](self.tensor_parallel_size)
 
 
 def above_limit(num_ranks: int, limit: str) -> ConfigError:

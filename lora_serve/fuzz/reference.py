@@ -75,7 +75,7 @@ class ColdEngine:
             max_loras=1,
             max_cpu_loras=max(1, len(versions)),
             max_lora_rank=config.lora.max_lora_rank,
-            tensor_parallel_size=config.parallel.num_ranks_in_answers,
+            tensor_parallel_size=config.parallel.reduce.num_ranks_in_answers,
             tensor_parallel_reduce=config.parallel.tensor_parallel_reduce,
         )
         self._chats = ColdChats(self._llm, self._server)
@@ -261,11 +261,10 @@ def _answering(parser: argparse.ArgumentParser, flags: list[str]) -> dict[str, A
     """Those of the parser's settings that change answers, by their names."""
     named = vars(parser.parse_known_args(flags)[0])
     ranks = {name: each for name, each in named.items() if name.startswith("tensor_")}
-    parallel = ParallelConfig(**ranks)
-    is_summed = parallel.num_segments > 1
+    reduce = ParallelConfig(**ranks).reduce
     return named | {
-        "tensor_parallel_size": parallel.num_ranks_in_answers,
-        "tensor_parallel_reduce": parallel.tensor_parallel_reduce if is_summed else GATHER,
+        "tensor_parallel_size": reduce.num_ranks_in_answers,
+        "tensor_parallel_reduce": reduce.name if reduce.adds_segments else GATHER,
     }
 
 

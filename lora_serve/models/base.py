@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, Self
 
 from torch import Tensor
 
+from lora_serve.config.parallel import Reduce
 from lora_serve.distributed.group import ALONE, Group
 from lora_serve.distributed.shares import Division, Evenly, RankPlace, Replicated
 from lora_serve.layers.batch import ForwardBatch
@@ -68,9 +69,14 @@ class LinearLayout:
     segment: range | None = None
     expert: int | None = None
 
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is computed as the sum of its segments."""
+        return self.num_segments > 1
+
     def segments(self) -> tuple[LinearLayout, ...]:
         """The layers of which this is the sum, with as many indices from this one's on."""
-        if self.num_segments == 1:
+        if not self.is_sum:
             return (self,)
         places = RankPlace(0, self.num_segments).all()
         return tuple(
@@ -233,11 +239,12 @@ class ModelSpec(Protocol):
         context_len: the longest context that is served, which some scalings heed.
         """
 
-    def in_segments(self, num_segments: int) -> ModelSpec:
-        """The model whose layers of divided inputs are sums over so many segments of these."""
+    def divided(self, num_ranks: int, reduce: Reduce) -> Self:
+        """The model whose layers of divided inputs are computed as `reduce` says.
 
-    def check_world_size(self, world_size: int) -> None:
-        """Raise ConfigError if the model cannot be divided among so many ranks."""
+        Raises:
+            ConfigError: it cannot be divided among so many ranks so.
+        """
 
     def build(
         self, weights: Weights, ops: Ops, rotary_tables: Sequence[Tensor], group: Group = ALONE

@@ -92,7 +92,7 @@ class DecoderParts:
     def gathered_linear(self, layout: LinearLayout) -> RowsLinear:
         """A layer that takes what the ranks have of each row, and gives whole rows."""
         ((_, out_features),) = layout.projections
-        if layout.num_segments > 1:
+        if layout.is_sum:
             return self._summed_linear(layout)
         assert layout.inputs is not None, "it takes whole rows"
         gather_in = self.gather(layout.inputs, is_passing=True)

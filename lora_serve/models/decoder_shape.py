@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Self
 
-from lora_serve.config.parallel import above_limit
+from lora_serve.config.parallel import Reduce, above_limit
 from lora_serve.distributed.shares import Evenly, HeadChannels, Heads, RankPlace
 from lora_serve.errors import ConfigError
 from lora_serve.layers.rotary import HeadOrder
@@ -131,8 +131,21 @@ class DecoderShape:
     def kv_specs(self) -> tuple[KVSpec, ...]:
         return tuple(KVSpec(self.num_kv_heads, self.head_size, window) for window in self.windows)
 
-    def check_world_size(self, world_size: int) -> None:
+    def divided(self, num_ranks: int, reduce: Reduce) -> Self:
         """Do what `ModelSpec` says: each rank has one of everything that is divided."""
+        self._check_counts(num_ranks)
+        if not reduce.adds_segments:
+            return self
+        least = min(each.in_features for each in self.linears() if each.inputs is not None)
+        if reduce.num_segments > least:
+            raise ConfigError(
+                f"{reduce} makes {reduce.num_segments} segments of {least} inputs; choose gather"
+            )
+        spec = replace(self, num_segments=reduce.num_segments)
+        spec._check_segments(RankPlace(0, num_ranks), reduce)
+        return spec
+
+    def _check_counts(self, num_ranks: int) -> None:
         counts = {
             "attention heads": self.num_heads,
             "tokens": self.vocab_size,
@@ -144,14 +157,11 @@ class DecoderShape:
         if self.mixture is not None:
             counts["channels of an expert"] = self.mixture.intermediate_size
         what = min(counts, key=lambda each: counts[each])
-        if world_size > counts[what]:
-            raise above_limit(world_size, f"the model's {counts[what]} {what}")
-        self._check_segments(RankPlace(0, world_size))
+        if num_ranks > counts[what]:
+            raise above_limit(num_ranks, f"the model's {counts[what]} {what}")
 
-    def _check_segments(self, place: RankPlace) -> None:
+    def _check_segments(self, place: RankPlace, reduce: Reduce) -> None:
         """Each rank has as many segments, whole: else ranks would add in another order."""
-        if self.num_segments == 1:
-            return
         each = self.num_segments / place.world_size
         for linear in chain(*(self.layer_linears(i).whole() for i in range(self.num_layers))):
             own = [segment for segment in linear.segments() if segment.segment is not None]
@@ -159,19 +169,10 @@ class DecoderShape:
             if own and counts != {each}:
                 ((name, _),) = linear.projections
                 raise ConfigError(
-                    f"--tensor-parallel-reduce: {place.world_size} ranks would cut some of "
-                    f"the {self.num_segments} segments of {name}; choose gather, or another "
+                    f"{reduce}: {place.world_size} ranks would cut some of the "
+                    f"{self.num_segments} segments of {name}; choose gather, or another "
                     "--tensor-parallel-size"
                 )
-
-    def in_segments(self, num_segments: int) -> Self:
-        least = min(each.in_features for each in self.linears() if each.inputs is not None)
-        if num_segments > least:
-            raise ConfigError(
-                f"--tensor-parallel-reduce makes {num_segments} segments of {least} inputs; "
-                "choose gather"
-            )
-        return replace(self, num_segments=num_segments)
 
     def linears(self) -> tuple[LinearLayout, ...]:
         layers = map(self.layer_linears, range(self.num_layers))

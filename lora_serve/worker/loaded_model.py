@@ -13,6 +13,7 @@ import torch
 from lora_serve.config import ModelConfig
 from lora_serve.config.model import RANDOM_WEIGHTS
 from lora_serve.config.overrides import REFERENCE, refuse_reference_sums
+from lora_serve.config.parallel import WHOLE_ROWS, Reduce
 from lora_serve.distributed.agreement import least
 from lora_serve.distributed.group import ALONE, ROOT, Group
 from lora_serve.distributed.shares import place_of
@@ -65,13 +66,13 @@ def load_model(
     device: Device,
     block_size: int,
     group: Group = ALONE,
-    num_segments: int = 1,
+    reduce: Reduce = WHOLE_ROWS,
     most_tokens: int | None = None,
 ) -> LoadedModel:
     """Read, or make up, the weights that `config` asks for, in a form that its kernels take.
 
-    group: the ranks that the model is divided among; this one's share is kept. num_segments: as
-    ParallelConfig has them. most_tokens: of a request, if that is less than the model's limit.
+    group: the ranks that the model is divided among; this one's share is kept. reduce: as
+    ParallelConfig has it. most_tokens: of a request, if that is less than the model's limit.
 
     Raises:
         ConfigError: when the model, or a setting for it, cannot be served.
@@ -79,7 +80,7 @@ def load_model(
     on_device = device.torch_device
     # First: what this refuses needs no download.
     ops = _chosen_ops(config, on_device, group.world_size)
-    directory, spec = _found_model(config, group.world_size, num_segments)
+    directory, spec = _found_model(config, group.world_size, reduce)
     dtype: torch.dtype = getattr(torch, dtype_name(config.dtype, spec))
     longest = max_model_len(config.max_model_len, spec)
     if most_tokens is not None:
@@ -116,7 +117,7 @@ def load_model(
     )
 
 
-def _found_model(config: ModelConfig, world_size: int, num_segments: int) -> tuple[Path, ModelSpec]:
+def _found_model(config: ModelConfig, num_ranks: int, reduce: Reduce) -> tuple[Path, ModelSpec]:
     """Where the model lies, downloaded if it has to be, and what its config says of it."""
     directory = model_path(
         config.model,
@@ -126,10 +127,7 @@ def _found_model(config: ModelConfig, world_size: int, num_segments: int) -> tup
     )
     check_quantization(directory, config.load_format, config.quantization)
     spec = load_spec(directory, config.load_format, config.model_impl)
-    if num_segments > 1:
-        spec = spec.in_segments(num_segments)
-    spec.check_world_size(world_size)
-    return directory, spec
+    return directory, spec.divided(num_ranks, reduce)
 
 
 def vocabulary_of(spec: ModelSpec, dtype: torch.dtype, weights: WeightReader) -> Vocabulary | None:

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from lora_serve.config import EngineConfig
-from lora_serve.config.parallel import ALL_REDUCE, NCCL
+from lora_serve.config.parallel import NCCL
 from lora_serve.distributed import shared_memory
 from lora_serve.distributed.group import ROOT, Group
 from lora_serve.distributed.link import Link, new_link
@@ -82,12 +82,11 @@ def start_ranks(
     if config.parallel.cpu_ranks == AUTO:
         shares = rank_shares(config.parallel.tensor_parallel_size)
         config = with_threads_of(config, shares)
-    if config.parallel.tensor_parallel_reduce == ALL_REDUCE:
+    if config.parallel.reduce.num_ranks_in_answers > 1:
         logger.warning(
-            "--tensor-parallel-reduce %s: answers depend on the number of ranks, %d; those of "
-            "another number have another system_fingerprint, and other stored KV",
-            ALL_REDUCE,
-            config.parallel.tensor_parallel_size,
+            "%s: answers depend on the number of ranks, %d; those of another number have another "
+            "system_fingerprint, and other stored KV",
+            *(config.parallel.reduce, config.parallel.tensor_parallel_size),
         )
     ranks = RankProcesses(config, shares, on_lost, on_late)
     try:

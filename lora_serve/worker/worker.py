@@ -18,6 +18,7 @@ from lora_serve.config import (
     LoRAConfig,
     ModelConfig,
 )
+from lora_serve.config.parallel import WHOLE_ROWS, Reduce
 from lora_serve.distributed.agreement import least, require_equal
 from lora_serve.distributed.group import ALONE, ROOT, Group
 from lora_serve.distributed.shares import RankPlace, place_of
@@ -60,8 +61,8 @@ class Worker:
     """`load` comes first. `prepare_adapter` may run in another thread than all the rest.
 
     device: opened as the model's config says if left out. max_draft_rows: as of StepLimits. group:
-    the ranks that the model is divided among, of which this is one. num_segments: as ParallelConfig
-    has them. node_free_bytes: what this rank may still take of its NUMA node, where its memory is
+    the ranks that the model is divided among, of which this is one. reduce: as ParallelConfig has
+    it. node_free_bytes: what this rank may still take of its NUMA node, where its memory is
     bound to one. draft_model: to guess with, whole on this rank.
     """
 
@@ -75,7 +76,7 @@ class Worker:
         device: Device | None = None,
         max_draft_rows: int = 0,
         group: Group = ALONE,
-        num_segments: int = 1,
+        reduce: Reduce = WHOLE_ROWS,
         node_free_bytes: Callable[[], int] | None = None,
         draft_model: DraftModelConfig | None = None,
     ) -> None:
@@ -87,7 +88,7 @@ class Worker:
         self._max_draft_rows = max_draft_rows
         self._given_device = device
         self._group = group
-        self._num_segments = num_segments
+        self._reduce = reduce
         self._node_free_bytes = node_free_bytes
         self._draft_config = draft_model
         self._draft_model: DraftModel | None = None
@@ -122,7 +123,7 @@ class Worker:
             device=device,
             max_draft_rows=config.speculative.max_draft_rows,
             group=group,
-            num_segments=config.parallel.num_segments,
+            reduce=config.parallel.reduce,
             node_free_bytes=node_free_bytes,
             draft_model=config.draft_model if group.rank == ROOT else None,
         )
@@ -141,9 +142,7 @@ class Worker:
         )
         self._device = device = self._given_device or open_device(self._config.device)
         free_bytes = device.free_bytes()
-        model = load_model(
-            self._config, device, self._cache.block_size, self._group, self._num_segments
-        )
+        model = load_model(self._config, device, self._cache.block_size, self._group, self._reduce)
         require_equal(self._group, model.fingerprint)
         may_change_experts = not device.counts_memory or self._lora.max_lora_expert_rank
         experts = model.spec.expert_linears() if may_change_experts else ()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
+from lora_serve.config.parallel import WHOLE_ROWS, Reduce
 from lora_serve.distributed.group import Group
 from lora_serve.distributed.in_process import in_process_groups
 from lora_serve.distributed.link import Link, new_link
@@ -24,7 +25,7 @@ def make_rank(
     directory: Path,
     group: Group,
     kind: type[Worker] = Worker,
-    num_segments: int = 1,
+    reduce: Reduce = WHOLE_ROWS,
     **settings: Any,
 ) -> Worker:
     """A worker with 64 blocks on the native kernels; settings are ModelConfig's."""
@@ -35,7 +36,7 @@ def make_rank(
         max_num_seqs=8,
         max_num_batched_tokens=256,
         group=group,
-        num_segments=num_segments,
+        reduce=reduce,
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lora_serve.config.model import AUTO, OWN_IMPL, TRANSFORMERS_IMPL, ModelConfig
+from lora_serve.config.parallel import WHOLE_ROWS, Reduce
 from lora_serve.errors import ConfigError
 from lora_serve.models.registry import read_spec
 from lora_serve.models.source import load_spec
@@ -233,10 +234,12 @@ def test_only_our_own_families_are_served_where_that_is_asked_for(paths: dict[st
 
 def test_its_modules_are_not_divided_among_ranks(paths: dict[str, Path]) -> None:
     spec = load_spec(paths["stablelm"])
+    assert spec.divided(1, WHOLE_ROWS) is spec
     with pytest.raises(ConfigError, match="StableLmForCausalLM is run by transformers' modules"):
-        spec.check_world_size(2)
-    with pytest.raises(ConfigError, match=r"StableLmForCausalLM .* whose sums are whole"):
-        spec.in_segments(8)
+        spec.divided(2, WHOLE_ROWS)
+    told = r"^--tensor-parallel-reduce segments: StableLmForCausalLM .* whose sums are whole"
+    with pytest.raises(ConfigError, match=told):
+        spec.divided(1, Reduce("segments", 8))
 
 
 def test_a_module_that_looks_at_other_tokens_is_refused(
@@ -281,7 +284,7 @@ def test_ranks_are_refused_by_the_flag_and_the_reason(paths: dict[str, Path]) ->
     with pytest.raises(
         ConfigError, match="--tensor-parallel-size 2: StableLmForCausalLM is run by"
     ):
-        spec.check_world_size(2)
+        spec.divided(2, WHOLE_ROWS)
 
 
 @pytest.mark.parametrize(

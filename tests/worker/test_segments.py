@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint, LoRAModule
 from lora_serve.config import ParallelConfig
-from lora_serve.config.parallel import NUM_SEGMENTS
+from lora_serve.config.parallel import NUM_SEGMENTS, Reduce
 from lora_serve.distributed.group import ALONE
 from lora_serve.errors import ConfigError
 from lora_serve.layers import summed_linear
@@ -32,7 +32,7 @@ from tests.fakes.tiny_models import ALL_MODELS, FOUR_KV_HEADS, save
 
 pytestmark = pytest.mark.skipif("cpu" not in available_ops(), reason="no native CPU kernels")
 
-SEGMENTS: dict[str, Any] = {"num_segments": NUM_SEGMENTS}
+SEGMENTS: dict[str, Any] = {"reduce": Reduce("segments", NUM_SEGMENTS)}
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +80,14 @@ def test_segments_sum_what_whole_rows_sum(model: Path, adapters: list[AdapterChe
 def test_all_reduce_has_a_segment_for_each_rank(
     model: Path, adapters: list[AdapterCheckpoint]
 ) -> None:
-    of_four = ParallelConfig(tensor_parallel_size=4, tensor_parallel_reduce="all-reduce")
-    assert of_four.num_segments == 4
-    expected = life(whole(model, num_segments=2), adapters)
-    assert life(divided(model, 2, num_segments=2), adapters) == expected
-    assert life(divided(model, 4, num_segments=4), adapters) != expected, "no promise"
+    of_two, of_four = (
+        ParallelConfig(tensor_parallel_size=size, tensor_parallel_reduce="all-reduce").reduce
+        for size in (2, 4)
+    )
+    assert (of_two.num_segments, of_four.num_segments) == (2, 4)
+    expected = life(whole(model, reduce=of_two), adapters)
+    assert life(divided(model, 2, reduce=of_two), adapters) == expected
+    assert life(divided(model, 4, reduce=of_four), adapters) != expected, "no promise"
 
 
 def test_a_file_of_codes_is_divided(tmp_path: Path) -> None:
@@ -112,16 +115,16 @@ def test_columns_of_codes_are_the_weights_columns() -> None:
         (
             3,
             8,
-            "3 ranks would cut some of the 8 segments of model.layers.0.self_attn.o_proj; choose",
+            "segments: 3 ranks would cut some of the 8 segments of model.layers.0.self_attn.o_proj",
         ),
-        (1, 200, "makes 200 segments of 128 inputs; choose gather"),
+        (1, 200, "segments makes 200 segments of 128 inputs; choose gather"),
     ],
 )
 def test_segments_that_cannot_be_are_refused_in_one_line(
     model: Path, world_size: int, num_segments: int, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
-        divided(model, world_size, num_segments=num_segments).load()
+    with pytest.raises(ConfigError, match=f"^--tensor-parallel-reduce {message}"):
+        divided(model, world_size, reduce=Reduce("segments", num_segments)).load()
 
 
 # ── faults put in on purpose ────────────────────────────────────────────────────────────────────

@@ -107,9 +107,7 @@ def _check_model(config: ModelConfig, parallel: ParallelConfig) -> Adapted:
     with refusals.noted():
         max_model_len(config.max_model_len, spec)
     with refusals.noted():
-        if parallel.num_segments > 1:
-            spec = spec.in_segments(parallel.num_segments)
-        spec.check_world_size(parallel.tensor_parallel_size)
+        spec = spec.divided(parallel.tensor_parallel_size, parallel.reduce)
     with refusals.noted():
         _check_dimensions(pooling_defaults(config).dimensions, spec.hidden_size)
     refusals.raise_noted()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lora_serve.config.parallel import Reduce
 from lora_serve.distributed.group import ALONE, Group
 from lora_serve.errors import ConfigError
 from lora_serve.models.base import KVSpec, LinearLayout, Weights
@@ -103,19 +104,19 @@ class TransformersSpec:
         """Do what `ModelSpec` says: there are none, since the modules turn q and k themselves."""
         return ()
 
-    def in_segments(self, num_segments: int) -> TransformersSpec:
-        """Do what `ModelSpec` says: this model has no such layers."""
-        raise ConfigError(
-            f"--tensor-parallel-reduce: {self.architecture} is run by transformers' modules, whose "
-            "sums are whole; leave the flag out"
-        )
-
-    def check_world_size(self, world_size: int) -> None:
-        if world_size > 1:
+    def divided(self, num_ranks: int, reduce: Reduce) -> TransformersSpec:
+        """Do what `ModelSpec` says: this model cannot be divided, and its sums are whole."""
+        if reduce.adds_segments:
             raise ConfigError(
-                f"--tensor-parallel-size {world_size}: {self.architecture} is run by "
+                f"{reduce}: {self.architecture} is run by transformers' modules, whose sums are "
+                "whole; leave the flag out"
+            )
+        if num_ranks > 1:
+            raise ConfigError(
+                f"--tensor-parallel-size {num_ranks}: {self.architecture} is run by "
                 "transformers' modules, which are not divided among ranks; leave the flag out"
             )
+        return self
 
     def build(
         self, weights: Weights, ops: Ops, rotary_tables: Sequence[Tensor], group: Group = ALONE

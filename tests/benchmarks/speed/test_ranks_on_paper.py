@@ -8,15 +8,15 @@ import pytest
 
 from benchmarks.speed import ranks_on_paper
 from benchmarks.speed.ranks_on_paper import CASES, check, on_paper, table
-from lora_serve.config.parallel import NUM_SEGMENTS
+from lora_serve.config.parallel import REDUCES, SEGMENTS
 from lora_serve.ops.select import available_ops
 
 
 @pytest.mark.skipif("cpu" not in available_ops(), reason="no native CPU kernels")
 def test_a_rank_receives_what_is_reckoned(monkeypatch: pytest.MonkeyPatch) -> None:
     check(4)
-    check(2, NUM_SEGMENTS)
-    check(4, NUM_SEGMENTS)
+    for num_ranks in (2, 4):
+        check(num_ranks, REDUCES[SEGMENTS](num_ranks))
     monkeypatch.setattr(ranks_on_paper, "_layer_width", lambda shape, _: 3 * shape.hidden_size)
     with pytest.raises(AssertionError, match="4 ranks, 40 tokens"):
         check(4)
