@@ -123,7 +123,7 @@ class CountingGroup:
         self.num_gathers = self.num_bytes = 0
 
     def gather(
-        self, part: Tensor, widths: Sequence[int], whole: Tensor, seconds: float | None = None
+        self, part: Tensor, widths: Sequence[int], whole: Tensor, *, while_loading: bool = False
     ) -> None:
         self.num_gathers += 1
         self.num_bytes += whole.nbytes - part.nbytes
@@ -132,13 +132,7 @@ class CountingGroup:
             whole[:, begin : begin + width] = part[:, :width]
             begin += width
 
-    def all_to_all(
-        self,
-        rows: Tensor,
-        shares: Sequence[range],
-        parts: Tensor,
-        seconds: float | None = None,
-    ) -> None:
+    def all_to_all(self, rows: Tensor, shares: Sequence[range], parts: Tensor) -> None:
         self.num_gathers += 1
         self.num_bytes += parts.nbytes - parts[0].nbytes
         parts[:] = own_columns(rows, shares[self.rank])
@@ -226,8 +220,8 @@ def received(
     layers, width = shape.num_hidden_layers, _layer_width(shape, in_segments)
     # The last layer goes on with the sampled row alone.
     numbers = ((layers - 1) * width + shape.hidden_size) * tokens + width + shape.vocab_size
-    meetings = 2 if in_segments and num_ranks == 2 else 4  # of a layer
-    return Counted(meetings * layers + 2, numbers * VALUE_BYTES * (num_ranks - 1) // num_ranks)
+    exchanges = 2 if in_segments and num_ranks == 2 else 4  # of a layer
+    return Counted(exchanges * layers + 2, numbers * VALUE_BYTES * (num_ranks - 1) // num_ranks)
 
 
 def _layer_width(shape: ModelShape, in_segments: bool) -> int:

@@ -29,7 +29,7 @@ class NoExchange:
         self.world_size = world_size
 
     def gather(
-        self, part: Tensor, widths: Sequence[int], whole: Tensor, seconds: float | None = None
+        self, part: Tensor, widths: Sequence[int], whole: Tensor, *, while_loading: bool = False
     ) -> None:
         """Put the own part into its place; few numbers are taken for those of all ranks."""
         places = whole.split(list(widths), dim=1)
@@ -38,13 +38,7 @@ class NoExchange:
             if rank == self.rank or is_told_for_all:
                 place.copy_(part)
 
-    def all_to_all(
-        self,
-        rows: Tensor,
-        shares: Sequence[range],
-        parts: Tensor,
-        seconds: float | None = None,
-    ) -> None:
+    def all_to_all(self, rows: Tensor, shares: Sequence[range], parts: Tensor) -> None:
         """Take the own columns alone."""
         share = shares[self.rank]
         parts[self.rank].copy_(rows[:, share.start : share.stop])

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from lora_serve.distributed.group import ROOT, Group, exchange
 from lora_serve.errors import ConfigError
 
-LOAD_SECONDS = 600.0  # one rank may read its share of the weights so much longer than another
-
 
 def require_equal(group: Group, fingerprint: bytes) -> None:
     """Refuse ranks whose weights or kernels differ from the first one's."""
     if group.world_size == 1:
         return
-    fingerprints = exchange(group, fingerprint, LOAD_SECONDS)
+    fingerprints = exchange(group, fingerprint)
     others = [rank for rank, other in enumerate(fingerprints) if other != fingerprints[ROOT]]
     if others:
         raise ConfigError(
@@ -33,4 +31,4 @@ def least(group: Group, count: int) -> int:
     """The least of what the ranks have."""
     if group.world_size == 1:
         return count
-    return min(map(int, exchange(group, str(count).encode(), LOAD_SECONDS)))
+    return min(map(int, exchange(group, str(count).encode())))

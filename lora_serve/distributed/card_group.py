@@ -29,11 +29,11 @@ def open_nccl(store: c10d.Store, rank: int, world_size: int, limit: timedelta) -
 class StreamGroup(TorchGroup):
     """A `Group` whose exchanges are work of the current stream, which the host does not wait for.
 
-    `seconds` of a call says nothing here.
+    So its limits are nothing to a call.
     """
 
     def close(self) -> None:
-        """Do what `Group` says. What others have not come to is given up."""
+        """Do what `Group` says, and give up what others have not come to."""
         self._backend.abort()
         super().close()
 
@@ -45,7 +45,7 @@ class CardGroup:
     """One rank's `Group` for tensors on its card and on the host, by where they are."""
 
     def __init__(self, on_cards: Group, on_hosts: Group, card: torch.device) -> None:
-        """Meet once on the cards: what NCCL holds for good is taken before memory is measured."""
+        """Exchange once on the cards: NCCL takes what it holds before memory is measured."""
         self.rank = on_cards.rank
         self.world_size = on_cards.world_size
         self._on_cards = on_cards
@@ -57,20 +57,14 @@ class CardGroup:
         on_cards.all_to_all(own, [range(1)] * self.world_size, parts)
 
     def gather(
-        self, part: Tensor, widths: Sequence[int], whole: Tensor, seconds: float | None = None
+        self, part: Tensor, widths: Sequence[int], whole: Tensor, *, while_loading: bool = False
     ) -> None:
         """Do what `Group` says."""
-        self._where(part).gather(part, widths, whole, seconds)
+        self._where(part).gather(part, widths, whole, while_loading=while_loading)
 
-    def all_to_all(
-        self,
-        rows: Tensor,
-        shares: Sequence[range],
-        parts: Tensor,
-        seconds: float | None = None,
-    ) -> None:
+    def all_to_all(self, rows: Tensor, shares: Sequence[range], parts: Tensor) -> None:
         """Do what `Group` says."""
-        self._where(rows).all_to_all(rows, shares, parts, seconds)
+        self._where(rows).all_to_all(rows, shares, parts)
 
     def common_rows(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
         """Do what `Group` says."""

@@ -25,7 +25,7 @@ class Group(Protocol):
     world_size: int
 
     def gather(
-        self, part: Tensor, widths: Sequence[int], whole: Tensor, seconds: float | None = None
+        self, part: Tensor, widths: Sequence[int], whole: Tensor, *, while_loading: bool = False
     ) -> None:
         """Put the parts of all ranks side by side.
 
@@ -33,27 +33,20 @@ class Group(Protocol):
             part: (T, widths[rank]), contiguous.
             widths: of each rank's part; 0 where a rank gives nothing.
             whole: (T, sum(widths)), contiguous, is filled.
-            seconds: in which the others must have come to this call; the group's own limit if
-                left out.
+            while_loading: whether the others may take as long to come to this call as a load may,
+                rather than a step.
 
         Raises:
             RankLostError: another rank has ended, or did not come in time.
         """
 
-    def all_to_all(
-        self,
-        rows: Tensor,
-        shares: Sequence[range],
-        parts: Tensor,
-        seconds: float | None = None,
-    ) -> None:
+    def all_to_all(self, rows: Tensor, shares: Sequence[range], parts: Tensor) -> None:
         """Give each rank its columns of rows that all have, and take the own ones of all ranks.
 
         Args:
             rows: (T, width), contiguous.
             shares: each rank's columns; they may overlap.
             parts: (world_size, T, len(shares[rank])), contiguous, is filled.
-            seconds: as `gather` has it.
 
         Raises:
             RankLostError: another rank has ended, or did not come in time.
@@ -67,7 +60,11 @@ class Group(Protocol):
         """
 
     def close(self) -> None:
-        """Give back what the group holds. Others that wait for this rank are not told."""
+        """Give back what the group holds; no call may follow.
+
+        What others wait for from this rank never comes. Some groups tell them so, and no caller may
+        rely on it: a rank's end is seen by who watches its process.
+        """
 
 
 class Alone:
@@ -77,18 +74,12 @@ class Alone:
     world_size = 1
 
     def gather(
-        self, part: Tensor, widths: Sequence[int], whole: Tensor, seconds: float | None = None
+        self, part: Tensor, widths: Sequence[int], whole: Tensor, *, while_loading: bool = False
     ) -> None:
         """Do what `Group` says."""
         whole.copy_(part)
 
-    def all_to_all(
-        self,
-        rows: Tensor,
-        shares: Sequence[range],
-        parts: Tensor,
-        seconds: float | None = None,
-    ) -> None:
+    def all_to_all(self, rows: Tensor, shares: Sequence[range], parts: Tensor) -> None:
         """Do what `Group` says."""
         parts[0].copy_(own_columns(rows, shares[0]))
 
@@ -116,15 +107,15 @@ def own_columns(rows: Tensor, share: range) -> Tensor:
     return rows[:, share.start : share.stop]
 
 
-def exchange(group: Group, value: bytes, seconds: float | None = None) -> list[bytes]:
-    """The values that all ranks give, of any lengths, in the order of ranks."""
+def exchange(group: Group, value: bytes) -> list[bytes]:
+    """The values that all ranks give while they load, of any lengths, in the order of ranks."""
     sizes = torch.empty(1, group.world_size, dtype=torch.int64)
     own_size = torch.tensor([[len(value)]], dtype=torch.int64)
-    group.gather(own_size, [1] * group.world_size, sizes, seconds)
+    group.gather(own_size, [1] * group.world_size, sizes, while_loading=True)
     widths = sizes[0].tolist()
     values = torch.empty(1, sum(widths), dtype=torch.uint8)
     own = torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else values[0, :0]
-    group.gather(own.view(1, -1), widths, values, seconds)
+    group.gather(own.view(1, -1), widths, values, while_loading=True)
     return [part.numpy().tobytes() for part in values[0].split(widths)]
 
 

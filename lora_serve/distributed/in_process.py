@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from lora_serve.distributed.group import ROOT, own_columns, rows_in
+from lora_serve.distributed.limits import RankLimits, TimeLimit
 from lora_serve.errors import RankLostError
 
 _COMMON_BYTES = 1 << 20
+PATIENT = RankLimits(TimeLimit(60.0), TimeLimit(60.0))
 
 
-class _Meeting:
+class _Board:
     """Where the threads put their parts; one gather at a time."""
 
     def __init__(self, world_size: int) -> None:
@@ -26,68 +28,64 @@ class _Meeting:
 class InProcessGroup:
     """One thread's `Group`. Make all of them with `in_process_groups`."""
 
-    def __init__(self, rank: int, meeting: _Meeting, seconds: float) -> None:
+    def __init__(self, rank: int, board: _Board, limits: RankLimits) -> None:
         self.rank = rank
-        self.world_size = meeting.barrier.parties
-        self._meeting = meeting
-        self._seconds = seconds
+        self.world_size = board.barrier.parties
+        self._board = board
+        self._limits = limits
 
     def gather(
-        self, part: Tensor, widths: Sequence[int], whole: Tensor, seconds: float | None = None
+        self, part: Tensor, widths: Sequence[int], whole: Tensor, *, while_loading: bool = False
     ) -> None:
         """Do what `Group` says."""
+        limit = self._limits.load if while_loading else self._limits.step
         assert part.shape[1] == widths[self.rank], f"{tuple(part.shape)} of {widths}"
-        if whole.data_ptr() == self._meeting.common.data_ptr():
-            self._wait(seconds)  # until all have read what was there
+        if whole.data_ptr() == self._board.common.data_ptr():
+            self._wait(limit)  # until all have read what was there
             whole.split(list(widths), dim=1)[self.rank].copy_(part)
-            self._wait(seconds)
+            self._wait(limit)
             return
-        self._meeting.parts[self.rank] = part
-        self._wait(seconds)
+        self._board.parts[self.rank] = part
+        self._wait(limit)
         self._spoil_common()
-        whole.copy_(torch.cat([part for part in self._meeting.parts if part is not None], dim=1))
-        self._wait(seconds)  # until all have read it
+        parts = [part for part in self._board.parts if part is not None]
+        num_rows = [len(part) for part in parts]
+        assert num_rows == [len(whole)] * self.world_size, f"ranks gather {num_rows} rows"
+        whole.copy_(torch.cat(parts, dim=1))
+        self._wait(limit)  # until all have read it
 
-    def all_to_all(
-        self,
-        rows: Tensor,
-        shares: Sequence[range],
-        parts: Tensor,
-        seconds: float | None = None,
-    ) -> None:
+    def all_to_all(self, rows: Tensor, shares: Sequence[range], parts: Tensor) -> None:
         """Do what `Group` says."""
-        self._meeting.parts[self.rank] = rows
-        self._wait(seconds)
+        limit = self._limits.step
+        self._board.parts[self.rank] = rows
+        self._wait(limit)
         self._spoil_common()
-        for part, theirs in zip(parts, self._meeting.parts, strict=True):
+        for part, theirs in zip(parts, self._board.parts, strict=True):
             assert theirs is not None, "all have come"
             part.copy_(own_columns(theirs, shares[self.rank]))
-        self._wait(seconds)  # until all have read it
+        self._wait(limit)  # until all have read it
 
     def common_rows(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
         """Do what `Group` says."""
-        return rows_in(self._meeting.common, num_rows, width, dtype)
+        return rows_in(self._board.common, num_rows, width, dtype)
 
     def close(self) -> None:
-        """Let no other rank wait for this one."""
-        self._meeting.barrier.abort()
+        """Do what `Group` says, and end the waits of others: nobody watches a thread."""
+        self._board.barrier.abort()
 
     def _spoil_common(self) -> None:
         """Fill common rows with what is no number: all have made their next call by now."""
         if self.rank == ROOT:
-            self._meeting.common.fill_(0xFF)
+            self._board.common.fill_(0xFF)
 
-    def _wait(self, seconds: float | None) -> None:
+    def _wait(self, limit: TimeLimit) -> None:
         try:
-            self._meeting.barrier.wait(self._seconds if seconds is None else seconds)
+            self._board.barrier.wait(limit.seconds)
         except threading.BrokenBarrierError:
-            raise RankLostError("a rank has ended, or did not come in time") from None
+            raise RankLostError(f"a rank has ended, or did not come in {limit}") from None
 
 
-def in_process_groups(world_size: int, seconds: float = 60.0) -> list[InProcessGroup]:
-    """The groups of `world_size` ranks, one for each thread.
-
-    seconds: that a rank waits for the others.
-    """
-    meeting = _Meeting(world_size)
-    return [InProcessGroup(rank, meeting, seconds) for rank in range(world_size)]
+def in_process_groups(world_size: int, limits: RankLimits = PATIENT) -> list[InProcessGroup]:
+    """The groups of `world_size` ranks, one for each thread."""
+    board = _Board(world_size)
+    return [InProcessGroup(rank, board, limits) for rank in range(world_size)]

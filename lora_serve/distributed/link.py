@@ -7,9 +7,23 @@ import socket
 import struct
 import time
 
+from lora_serve.distributed.limits import TimeLimit
 from lora_serve.errors import RankLostError
 
 _HEAD = struct.Struct("<Q")
+
+
+class _Wait:
+    """One wait for the other end. limit: None for one without an end."""
+
+    def __init__(self, limit: TimeLimit | None) -> None:
+        self.limit = limit
+        self._begin = time.monotonic()
+
+    def left_ms(self) -> float | None:
+        if self.limit is None:
+            return None
+        return 1000 * max(0.0, self._begin + self.limit.seconds - time.monotonic())
 
 
 class Link:
@@ -21,26 +35,26 @@ class Link:
         self._end = end
         self._other = other
 
-    def send(self, *parts: bytes | memoryview, seconds: float) -> None:
+    def send(self, *parts: bytes | memoryview, limit: TimeLimit) -> None:
         """Send one message, given in parts.
 
         Raises:
             RankLostError: the other end is closed, or did not take it in time.
         """
-        deadline = time.monotonic() + seconds
-        self._send_all(_HEAD.pack(sum(memoryview(part).nbytes for part in parts)), deadline)
+        wait = _Wait(limit)
+        self._send_all(_HEAD.pack(sum(memoryview(part).nbytes for part in parts)), wait)
         for part in parts:
-            self._send_all(part, deadline)
+            self._send_all(part, wait)
 
-    def receive(self, seconds: float | None) -> bytearray:
-        """The next message. seconds: None to wait for ever.
+    def receive(self, limit: TimeLimit | None) -> bytearray:
+        """The next message. limit: None to wait for ever.
 
         Raises:
             RankLostError: the other end is closed, or nothing came in time.
         """
-        deadline = None if seconds is None else time.monotonic() + seconds
-        (size,) = _HEAD.unpack(self._receive_all(_HEAD.size, deadline))
-        return self._receive_all(size, deadline)
+        wait = _Wait(limit)
+        (size,) = _HEAD.unpack(self._receive_all(_HEAD.size, wait))
+        return self._receive_all(size, wait)
 
     def has_message(self, seconds: float) -> bool:
         """Whether one has come, or the other end was closed, within so many seconds.
@@ -53,24 +67,24 @@ class Link:
     def close(self) -> None:
         self._end.close()
 
-    def _send_all(self, part: bytes | memoryview, deadline: float) -> None:
+    def _send_all(self, part: bytes | memoryview, wait: _Wait) -> None:
         rest = memoryview(part).cast("B")
         while rest:
             try:
                 rest = rest[self._end.send(rest) :]
             except BlockingIOError:
-                self._wait(select.POLLOUT, deadline)
+                self._wait(select.POLLOUT, wait)
             except OSError as error:
                 raise RankLostError(f"{self._other} is gone: {error}") from error
 
-    def _receive_all(self, size: int, deadline: float | None) -> bytearray:
+    def _receive_all(self, size: int, wait: _Wait) -> bytearray:
         message = bytearray(size)
         rest = memoryview(message)
         while rest:
             try:
                 count = self._end.recv_into(rest)
             except BlockingIOError:
-                self._wait(select.POLLIN, deadline)
+                self._wait(select.POLLIN, wait)
                 continue
             except OSError as error:
                 raise RankLostError(f"{self._other} is gone: {error}") from error
@@ -87,11 +101,9 @@ class Link:
             raise RankLostError(f"the link to {self._other} is closed") from error
         return poll
 
-    def _wait(self, events: int, deadline: float | None) -> None:
-        poll = self._poll(events)
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if not poll.poll(None if left is None else left * 1000):
-            raise RankLostError(f"{self._other} hangs: it does not answer in time")
+    def _wait(self, events: int, wait: _Wait) -> None:
+        if not self._poll(events).poll(wait.left_ms()):
+            raise RankLostError(f"{self._other} hangs: it has not answered in {wait.limit}")
 
 
 def new_link(other: str) -> tuple[Link, socket.socket]:

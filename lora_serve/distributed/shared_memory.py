@@ -12,7 +12,8 @@ processor of the x86 family shows others its writes in their order; so these ser
 
 Common rows are copied once: a rank writes its columns of them, and reads the others' where they
 are. If they were gathered last in gather m, a rank writes them again when all counters are beyond
-m, for a rank raises its own when it has read them. Where no gather came between, ranks meet first.
+m, for a rank raises its own when it has read them. Where no gather came between, they first wait
+for each other.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.distributed.group import rows_in
+from lora_serve.distributed.limits import RankLimits, TimeLimit
 from lora_serve.errors import RankLostError
 
 SLOT_BYTES = (
@@ -92,16 +94,13 @@ class SharedMemoryGroup:
         rank: int,
         world_size: int,
         descriptor: int,
-        seconds: float,
+        limits: RankLimits,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """seconds: that a rank waits for the others.
-
-        check: called now and then by a rank that waits; raises when it waits in vain.
-        """
+        """check: called now and then by a rank that waits; raises when it waits in vain."""
         self.rank = rank
         self.world_size = world_size
-        self._seconds = seconds
+        self._limits = limits
         self._check = check
         begin = _begin_of_common(world_size)
         self._map = mmap.mmap(descriptor, begin + COMMON_BYTES)
@@ -116,11 +115,12 @@ class SharedMemoryGroup:
         self._last_of_common = 0  # the number of the gather that has written them
 
     def gather(
-        self, part: Tensor, widths: Sequence[int], whole: Tensor, seconds: float | None = None
+        self, part: Tensor, widths: Sequence[int], whole: Tensor, *, while_loading: bool = False
     ) -> None:
         """Do what `Group` says."""
+        limit = self._limits.load if while_loading else self._limits.step
         if whole.data_ptr() == self._common.data_ptr():
-            self._gather_in_place(part, widths, whole, seconds)
+            self._gather_in_place(part, widths, whole, limit)
             return
         sizes = [width * part.itemsize for width in widths]
         own, result = _bytes(part), _bytes(whole)
@@ -128,23 +128,18 @@ class SharedMemoryGroup:
         for some in _pieces(len(part), max(sizes)):
             self._put(own[some])
             for rank, (size, end) in enumerate(zip(sizes, ends, strict=True)):
-                result[some, end - size : end] = self._taken(rank, own[some], size, seconds)
+                result[some, end - size : end] = self._taken(rank, own[some], size, limit)
 
-    def all_to_all(
-        self,
-        rows: Tensor,
-        shares: Sequence[range],
-        parts: Tensor,
-        seconds: float | None = None,
-    ) -> None:
+    def all_to_all(self, rows: Tensor, shares: Sequence[range], parts: Tensor) -> None:
         """Do what `Group` says."""
+        limit = self._limits.step
         own, share, itemsize = _bytes(rows), shares[self.rank], rows.itemsize
         columns = slice(share.start * itemsize, share.stop * itemsize)
         results = list(map(_bytes, parts))
         for some in _pieces(*own.shape):
             self._put(own[some])
             for rank, result in enumerate(results):
-                result[some] = self._taken(rank, own[some], own.shape[1], seconds)[:, columns]
+                result[some] = self._taken(rank, own[some], own.shape[1], limit)[:, columns]
 
     def common_rows(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
         """Do what `Group` says."""
@@ -159,22 +154,22 @@ class SharedMemoryGroup:
             self._map.close()
 
     def _gather_in_place(
-        self, part: Tensor, widths: Sequence[int], whole: Tensor, seconds: float | None
+        self, part: Tensor, widths: Sequence[int], whole: Tensor, limit: TimeLimit
     ) -> None:
         if self._num_gathers == self._last_of_common:
-            self._meet(seconds)  # others may be reading them yet
+            self._wait_for_all(limit)  # others may be reading them yet
         begin = sum(widths[: self.rank]) * part.itemsize
         own = _bytes(part)
         _bytes(whole)[:, begin : begin + own.shape[1]] = own
-        self._meet(seconds)
+        self._wait_for_all(limit)
         self._last_of_common = self._num_gathers
 
-    def _meet(self, seconds: float | None) -> None:
+    def _wait_for_all(self, limit: TimeLimit) -> None:
         """Do the next gather, of what lies in no slot."""
         self._raise_counter(self._num_gathers + 1)
         for rank in range(self.world_size):
             if rank != self.rank:
-                self._await(rank, self._num_gathers, self._seconds if seconds is None else seconds)
+                self._await(rank, self._num_gathers, limit)
 
     def _put(self, own: Bytes) -> None:
         """Begin the next gather with this rank's rows."""
@@ -186,15 +181,15 @@ class SharedMemoryGroup:
         self._num_gathers = turn
         self._counters[self.rank * _LINE // _WORD] = turn
 
-    def _taken(self, rank: int, own: Bytes, size: int, seconds: float | None) -> Bytes:
+    def _taken(self, rank: int, own: Bytes, size: int, limit: TimeLimit) -> Bytes:
         """What a rank has put, as many rows as the own ones, of so many bytes."""
         if rank == self.rank:
             return own
         turn, rows = self._num_gathers, len(own)
-        self._await(rank, turn, self._seconds if seconds is None else seconds)
+        self._await(rank, turn, limit)
         return self._slots[rank, turn % 2, : rows * size].reshape(rows, size)
 
-    def _await(self, rank: int, turn: int, seconds: float) -> None:
+    def _await(self, rank: int, turn: int, limit: TimeLimit) -> None:
         """Wait for a rank's counter: at first without giving the core away, then ever lazier."""
         counters, place = self._counters, rank * _LINE // _WORD
         for _ in range(_SPINS):
@@ -204,12 +199,12 @@ class SharedMemoryGroup:
             if counters[place] >= turn:
                 return
             os.sched_yield()
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + limit.seconds
         while counters[place] < turn:
             self._check()
             if time.monotonic() > deadline:
                 raise RankLostError(
-                    f"rank {self.rank} has waited {seconds:g} s for rank {rank}, which hangs"
+                    f"rank {rank} hangs: rank {self.rank} has waited for it for {limit}"
                 )
             time.sleep(_NAP_SECONDS)
 

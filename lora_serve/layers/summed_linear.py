@@ -24,7 +24,7 @@ class SumOfRanks:
     """The sum (T, width) of what all ranks have of it, on each of them.
 
     A rank sums its share of the columns, and the shares are gathered. Two ranks exchange all they
-    have, which is as many bytes in one meeting less.
+    have, which is as many bytes in one exchange less.
     """
 
     def __init__(self, ops: Ops, group: Group, width: int) -> None:

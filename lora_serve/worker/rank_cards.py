@@ -11,8 +11,8 @@ import torch
 
 from lora_serve.config import EngineConfig, ParallelConfig
 from lora_serve.config.parallel import NCCL
-from lora_serve.distributed.agreement import LOAD_SECONDS
 from lora_serve.distributed.group import Group, exchange
+from lora_serve.distributed.limits import RankLimits, TimeLimit
 from lora_serve.errors import ConfigError, RankLostError
 from lora_serve.ops.cpu.numa import check_cores
 from lora_serve.worker.device import Device, names_gpu
@@ -57,40 +57,42 @@ def check_cards(parallel: ParallelConfig) -> None:
         )
 
 
-def open_card(rank: int, seconds: float, check: Callable[[], None]) -> Device:
+def open_card(rank: int, limits: RankLimits, check: Callable[[], None]) -> Device:
     """A rank's card, as the device of the calling thread."""
     from lora_serve.worker.cuda_device import CudaDevice
 
     wait = partial(wait_for_ranks, check=check)
-    longest = max(seconds, LOAD_SECONDS)
-    return CudaDevice(rank, partial(wait, seconds=seconds), partial(wait, seconds=longest))
+    return CudaDevice(rank, partial(wait, limit=limits.step), partial(wait, limit=limits.load))
 
 
-def open_card_group(card: torch.device, on_hosts: Group, meeting: Path, seconds: float) -> Group:
-    """The group of a rank that has opened its card. meeting: as of TorchGroup.
+def open_card_group(
+    card: torch.device, on_hosts: Group, store_path: Path, limits: RankLimits
+) -> Group:
+    """The group of a rank that has opened its card. store_path: as of TorchGroup.
 
     Raises:
         RankLostError: a rank has ended before it was there.
     """
     from lora_serve.distributed.card_group import CardGroup, StreamGroup, open_nccl
 
-    exchange(on_hosts, b"", LOAD_SECONDS)  # which sees that, as NCCL would not
-    limit = max(seconds, LOAD_SECONDS)
+    exchange(on_hosts, b"")  # which sees that, as NCCL would not
     rank, world_size = on_hosts.rank, on_hosts.world_size
-    return CardGroup(StreamGroup(rank, world_size, meeting, limit, open_nccl), on_hosts, card)
+    return CardGroup(StreamGroup(rank, world_size, store_path, limits, open_nccl), on_hosts, card)
 
 
-def wait_for_ranks(is_done: Callable[[], bool], seconds: float, check: Callable[[], None]) -> None:
+def wait_for_ranks(
+    is_done: Callable[[], bool], limit: TimeLimit, check: Callable[[], None]
+) -> None:
     """Wait for a card's work, in which it meets other ranks' cards.
 
     check: raises when a rank has ended.
 
     Raises:
-        RankLostError: it has not ended after so many seconds; or as `check` says.
+        RankLostError: it has not ended in time; or as `check` says.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + limit.seconds
     while not is_done():
         check()
         if time.monotonic() > deadline:
-            raise RankLostError(f"a step has not ended in {seconds:g} s: a rank hangs")
+            raise RankLostError(f"a rank hangs: a step has not ended in {limit}")
         time.sleep(_NAP_SECONDS)

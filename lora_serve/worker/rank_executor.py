@@ -14,7 +14,7 @@ from dataclasses import replace
 import msgspec
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
-from lora_serve.distributed.agreement import LOAD_SECONDS
+from lora_serve.distributed.limits import RankLimits, TimeLimit
 from lora_serve.distributed.shares import RankPlace
 from lora_serve.errors import ConfigError, LoraServeError, RankLostError
 from lora_serve.model_info import ModelInfo
@@ -32,19 +32,19 @@ class RankExecutor:
         self,
         worker: Worker,
         others: Sequence[RankLinks],
-        seconds: float,
+        limits: RankLimits,
         close: Callable[[], None] = lambda: None,
         note_loaded: Callable[[], None] = lambda: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """worker: of the first rank. others: to the ranks behind it, in their order.
 
-        seconds: that a rank may take for what it is asked beside a step. close: ends the others.
+        limits: `step` is that of what a rank is asked beside one, too. close: ends the others.
         note_loaded: called when all have loaded. check: raises RankLostError if one has ended.
         """
         self._worker = worker
         self._others = others
-        self._seconds = seconds
+        self._limits = limits
         self._close = close
         self._note_loaded = note_loaded
         self._check = check
@@ -64,7 +64,7 @@ class RankExecutor:
         try:
             info = self._worker.load()
             for rank, links in enumerate(self._others, 1):
-                _require_loaded(rank, links, LOAD_SECONDS)
+                _require_loaded(rank, links, self._limits.load)
         except RankLostError as error:
             told = told_by_ranks(self._others)
             self.close()
@@ -96,10 +96,10 @@ class RankExecutor:
         message = self._steps.encode(step)
         shares = self._worker.kv_shares
         for place, links in zip(self._places[1:], self._others, strict=True):
-            links.steps.send(message, seconds=self._seconds)
+            links.steps.send(message, limit=self._limits.step)
             if step.kv_loads:
                 loads = self._steps.encode_loads(shares.split(step.kv_loads, place))
-                links.steps.send(loads, seconds=self._seconds)
+                links.steps.send(loads, limit=self._limits.step)
         if step.kv_loads:
             step = replace(step, kv_loads=shares.split(step.kv_loads, self._places[0]))
         self._saves.append(bool(step.kv_saves))
@@ -112,7 +112,8 @@ class RankExecutor:
             return output
         parts = [output.kv_saves]
         parts += [
-            self._saved_decoder.decode(links.steps.receive(self._seconds)) for links in self._others
+            self._saved_decoder.decode(links.steps.receive(self._limits.step))
+            for links in self._others
         ]
         return replace(output, kv_saves=self._worker.kv_shares.merge(parts))
 
@@ -140,7 +141,7 @@ class RankExecutor:
             self._worker.prepare_adapter(own)
         except Exception as error:  # told when the others have answered
             own_error = error
-        refusals = [links.calls.receive(self._seconds).decode() for links in self._others]
+        refusals = [links.calls.receive(self._limits.step).decode() for links in self._others]
         if own_error is None and not any(refusals):
             return
         self._discard(checkpoint.digest, own_error is None, refusals)
@@ -158,7 +159,7 @@ class RankExecutor:
         """Send each rank its share; whatever goes wrong, some may have theirs and others not."""
         try:
             for links, share in zip(self._others, shares, strict=True):
-                send_call(links.calls, share, self._seconds)
+                send_call(links.calls, share, self._limits.step)
         except RankLostError:
             raise
         except BaseException as error:
@@ -169,8 +170,8 @@ class RankExecutor:
             self._worker.discard_adapter(digest)
         for rank, (links, refusal) in enumerate(zip(self._others, refusals, strict=True), 1):
             if not refusal:
-                send_call(links.calls, digest, self._seconds)
-                told = links.calls.receive(self._seconds).decode()
+                send_call(links.calls, digest, self._limits.step)
+                told = links.calls.receive(self._limits.step).decode()
                 if told:
                     raise RankLostError(f"rank {rank} could not discard an adapter: {told}")
 
@@ -179,7 +180,7 @@ def told_by_ranks(others: Sequence[RankLinks]) -> LoraServeError | None:
     """Why a rank could not load, if one has said so. others: to the ranks behind the first."""
     for rank, links in enumerate(others, 1):
         try:
-            _require_loaded(rank, links, 0.0)
+            _require_loaded(rank, links, TimeLimit(0.0))
         except RankLostError:
             continue
         except ConfigError as error:
@@ -187,7 +188,7 @@ def told_by_ranks(others: Sequence[RankLinks]) -> LoraServeError | None:
     return None
 
 
-def _require_loaded(rank: int, links: RankLinks, seconds: float) -> None:
-    refusal = links.steps.receive(seconds).decode()
+def _require_loaded(rank: int, links: RankLinks, limit: TimeLimit) -> None:
+    refusal = links.steps.receive(limit).decode()
     if refusal:
         raise ConfigError(f"rank {rank}: {refusal}")

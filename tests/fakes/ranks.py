@@ -12,6 +12,7 @@ from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
 from lora_serve.config.parallel import WHOLE_ROWS, Reduce
 from lora_serve.distributed.group import Group
 from lora_serve.distributed.in_process import in_process_groups
+from lora_serve.distributed.limits import RankLimits, TimeLimit
 from lora_serve.distributed.link import Link, new_link
 from lora_serve.errors import RankLostError
 from lora_serve.worker.rank_executor import RankExecutor
@@ -19,6 +20,8 @@ from lora_serve.worker.rank_server import RankLinks, serve_rank
 from lora_serve.worker.worker import Worker
 
 SECONDS = 60.0
+LIMIT = TimeLimit(SECONDS)
+LIMITS = RankLimits(LIMIT, LIMIT)
 
 
 def make_rank(
@@ -44,12 +47,13 @@ def start_threads(
     world_size: int,
     make: Callable[[Group], Worker],
     serve: Callable[[Worker, RankLinks], object] = serve_rank,
+    limits: RankLimits = LIMITS,
 ) -> RankExecutor:
     """An executor over so many ranks, the first in the caller's thread. make: each rank's worker.
 
     serve: what the others' threads run.
     """
-    first, *others = in_process_groups(world_size, SECONDS)
+    first, *others = in_process_groups(world_size, limits)
     links: list[RankLinks] = []
     threads: list[threading.Thread] = []
     for group in others:
@@ -66,7 +70,7 @@ def start_threads(
         for thread in threads:
             thread.join(SECONDS)
 
-    return RankExecutor(make(first), links, SECONDS, close)
+    return RankExecutor(make(first), links, limits, close)
 
 
 def _serve(

@@ -12,6 +12,7 @@ from lora_serve.distributed.shares import RankPlace
 from lora_serve.worker.rank_server import receive_call, send_call
 from lora_serve.worker.rank_shares import adapter_share
 from tests.fakes.checkpoints import whole_checkpoint
+from tests.fakes.ranks import LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,8 @@ class NewKind(AdapterCheckpoint):
 def test_a_rank_gets_all_that_an_adapter_has(call: AdapterCheckpoint | bytes) -> None:
     ours, end = new_link("the other")
     theirs = Link(end, "the first")
-    send_call(ours, call, 5.0)
-    assert receive_call(theirs.receive(5.0), theirs, 5.0) == call
+    send_call(ours, call, LIMIT)
+    assert receive_call(theirs.receive(LIMIT), theirs, LIMIT) == call
     assert not theirs.has_message(0.0)
     for link in (ours, theirs):
         link.close()

@@ -25,6 +25,7 @@ from lora_serve.config import (
 from lora_serve.distributed import card_group
 from lora_serve.distributed.card_group import CardGroup
 from lora_serve.distributed.group import ALONE, Group
+from lora_serve.distributed.limits import TimeLimit
 from lora_serve.distributed.link import Link, new_link
 from lora_serve.distributed.torch_group import open_gloo
 from lora_serve.errors import ConfigError, RankLostError
@@ -38,11 +39,12 @@ from lora_serve.worker.device import CpuDevice
 from lora_serve.worker.rank_cards import check_cards, wait_for_ranks
 from lora_serve.worker.rank_server import RankLinks, serve_rank
 from lora_serve.worker.rank_wire import StepEncoder
+from lora_serve.worker.rendezvous import Rendezvous
 from lora_serve.worker.worker import Worker
 from tests.fakes.device import CountingDevice
 from tests.fakes.peft_adapters import make_peft, read_saved
 from tests.fakes.rank_lives import GREEDY, chunk, life, whole
-from tests.fakes.ranks import SECONDS, start_threads
+from tests.fakes.ranks import LIMIT, SECONDS, start_threads
 from tests.fakes.tiny_models import ALL_MODELS, FOUR_KV_HEADS, save
 
 needs_native = pytest.mark.skipif("cpu" not in available_ops(), reason="no native CPU kernels")
@@ -81,15 +83,17 @@ def test_ranks_on_cards_need_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_step_is_waited_for_until_a_rank_is_lost_or_hangs() -> None:
     looks = iter([False, False, True])
-    wait_for_ranks(lambda: next(looks), SECONDS, lambda: None)
+    wait_for_ranks(lambda: next(looks), LIMIT, lambda: None)
 
     def check() -> None:
         raise RankLostError("rank 1 has ended")
 
     with pytest.raises(RankLostError, match="rank 1 has ended"):
-        wait_for_ranks(lambda: False, SECONDS, check)
-    with pytest.raises(RankLostError, match=r"not ended in 0.01 s: a rank hangs"):
-        wait_for_ranks(lambda: False, 0.01, lambda: None)
+        wait_for_ranks(lambda: False, LIMIT, check)
+    with pytest.raises(
+        RankLostError, match=r"^a rank hangs: a step has not ended in 0.01 s; raise -"
+    ):
+        wait_for_ranks(lambda: False, TimeLimit(0.01, "--step-timeout"), lambda: None)
 
 
 @pytest.mark.parametrize("has_ranks", [True, False])
@@ -111,7 +115,7 @@ def test_a_card_that_meets_others_is_looked_at_again_and_again(
             told.append("waited for")
 
     monkeypatch.setattr(torch.cuda, "Event", CardsEvent)
-    wait = partial(wait_for_ranks, seconds=SECONDS, check=lambda: None)
+    wait = partial(wait_for_ranks, limit=LIMIT, check=lambda: None)
     CudaEvent(wait if has_ranks else None).wait()
     assert told == ["recorded", *(["looked at"] * 2 if has_ranks else ["waited for"])]
 
@@ -224,11 +228,11 @@ def test_ranks_that_meet_wait_for_each_other_with_an_end(
     card = LosableCard()
     card.is_lost = True
     monkeypatch.setattr(rank_process, "open_card", lambda *_: card)
-    monkeypatch.setattr(rank_process, "_open_group", lambda *_: ALONE)
+    monkeypatch.setattr(rank_process, "open_group", lambda *_: ALONE)
     monkeypatch.setattr(rank_process, "open_card_group", lambda *_: ALONE)
     config = EngineConfig(model=ModelConfig(model=str(model)))
     with pytest.raises(LostRank):
-        rank_process._worker(0, config, rank_process._Meeting("gloo", cards=tmp_path), None)
+        rank_process.make_worker(0, config, Rendezvous(card_store=tmp_path), None)
 
 
 @needs_native
@@ -256,10 +260,10 @@ def test_ranks_that_meet_as_cards_do_give_the_bits_of_one(
         scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256),
         parallel=ParallelConfig(tensor_parallel_size=world_size),
     )
-    meeting = rank_process._Meeting("gloo", path=tmp_path / "hosts", cards=tmp_path / "cards")
+    place = Rendezvous(store=tmp_path / "hosts", card_store=tmp_path / "cards")
 
     def make(group: Group) -> Worker:
-        worker = rank_process._worker(group.rank, config, meeting, None)
+        worker = rank_process.make_worker(group.rank, config, place, None)
         assert isinstance(worker._group, CardGroup)
         return worker
 
@@ -335,19 +339,19 @@ def test_a_rank_takes_the_next_step_while_its_card_is_at_this_one() -> None:
     card, encoder = SlowCard(), StepEncoder()
     thread = threading.Thread(target=serve_rank, args=(card, its))
     thread.start()
-    steps.receive(SECONDS)
+    steps.receive(LIMIT)
     for step_id in range(2):
         request = chunk(0, [1, 2, 3], 0, BASE_MODEL, GREEDY, 1)
         step = SchedulerOutput(step_id, (request,), kv_saves=(0,))
-        steps.send(encoder.encode(step), seconds=SECONDS)
+        steps.send(encoder.encode(step), limit=LIMIT)
         card.wait_for([*range(step_id + 1)], card.submitted)
     assert not card.collected
     card.num_ended = 1
     card.wait_for([0], card.collected)
-    assert steps.receive(SECONDS).endswith(b"\0"), "KV goes out, though no further step came"
+    assert steps.receive(LIMIT).endswith(b"\0"), "KV goes out, though no further step came"
     card.num_ended = 2
     card.wait_for([0, 1], card.collected)
-    assert steps.receive(SECONDS).endswith(b"\1")
+    assert steps.receive(LIMIT).endswith(b"\1")
     for link in (steps, calls):
         link.close()
     thread.join(SECONDS)

@@ -22,11 +22,13 @@ from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.config import (
     CacheConfig,
     EngineConfig,
+    LimitsConfig,
     LoRAConfig,
     ModelConfig,
     ParallelConfig,
 )
-from lora_serve.distributed import agreement, shared_memory
+from lora_serve.distributed import shared_memory
+from lora_serve.distributed.limits import RankLimits, TimeLimit
 from lora_serve.distributed.link import new_link
 from lora_serve.errors import ConfigError, RankLostError
 from lora_serve.identity import BASE_MODEL
@@ -35,15 +37,15 @@ from lora_serve.observability.lost_threads import EXIT_CODE_OF_LOST_THREAD
 from lora_serve.ops.cpu.threads import default_num_threads
 from lora_serve.ops.select import available_ops
 from lora_serve.step import SchedulerOutput
-from lora_serve.worker import rank_executor, rank_process, rank_server
+from lora_serve.worker import late_ranks, rank_process, rank_server, rank_start
 from lora_serve.worker.rank_executor import RankExecutor, told_by_ranks
-from lora_serve.worker.rank_process import RankProcesses, start_ranks
 from lora_serve.worker.rank_server import RankLinks
+from lora_serve.worker.rank_start import RankProcesses, start_ranks
 from lora_serve.worker.worker import Worker
 from tests.e2e.processes import pids_below
 from tests.fakes.peft_adapters import make_peft, read_saved
 from tests.fakes.rank_lives import GREEDY, chunk
-from tests.fakes.ranks import SECONDS, make_rank, start_threads
+from tests.fakes.ranks import LIMIT, LIMITS, SECONDS, make_rank, start_threads
 from tests.fakes.tiny_models import ALL_MODELS, ONE_LAYER, save
 
 pytestmark = pytest.mark.skipif("cpu" not in available_ops(), reason="no native CPU kernels")
@@ -80,7 +82,7 @@ def test_a_process_that_ends_at_its_start_is_told_of(
 
 def test_a_rank_ends_before_its_imports_if_its_parent_is_gone() -> None:
     """Imports take seconds, in which a server that is stopped would leave it behind."""
-    command = (sys.executable, "-X", "importtime", "-c", rank_process._RANK, "1", "3", "4")
+    command = (sys.executable, "-X", "importtime", "-c", rank_process._PROGRAM, "1", "3", "4")
     ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert ended.returncode == 1
     assert "ctypes" in ended.stderr
@@ -91,21 +93,19 @@ def test_no_process_is_started_of_more_ranks_than_cores(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody may have looked before: a replica's machine is another than that of its settings."""
-    monkeypatch.setattr(rank_process, "RankProcesses", None)
+    monkeypatch.setattr(rank_start, "RankProcesses", None)
     parallel = ParallelConfig(tensor_parallel_size=1000)
     with pytest.raises(ConfigError, match=r"^--tensor-parallel-size 1000 is above the \d+ cores"):
         start_ranks(replace(of_two_ranks(model), parallel=parallel))
 
 
-def test_a_rank_that_hangs_at_its_start_is_not_waited_for_for_ever(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_hangs_at_its_start_is_not_waited_for_for_ever(model: Path) -> None:
     def hang(worker: Worker, links: RankLinks) -> None:
-        links.steps.receive(SECONDS)
+        links.steps.receive(LIMIT)
 
-    monkeypatch.setattr(agreement, "LOAD_SECONDS", 0.2)
-    with pytest.raises(RankLostError, match="in time"):
-        start_threads(2, lambda group: make_rank(model, group), hang).load()
+    limits = RankLimits(LIMIT, TimeLimit(0.2, "--engine-ready-timeout"))
+    with pytest.raises(RankLostError, match=r"in 0.2 s; raise --engine-ready-timeout if it may"):
+        start_threads(2, lambda group: make_rank(model, group), hang, limits).load()
 
 
 def test_ranks_leave_no_directory_however_they_end(
@@ -122,13 +122,13 @@ def test_ranks_leave_no_directory_however_they_end(
     ranks.close()
     parallel = replace(in_memory.parallel, tensor_parallel_backend="gloo")
     by_files = replace(in_memory, parallel=parallel)
-    killed = RankProcesses(by_files)
+    killed = RankProcesses(by_files).rendezvous
     assert killed._directory is not None
     assert [*tmp_path.iterdir()] == [killed._directory.path]
     killed._directory._lock.close()
     following = RankProcesses(by_files)
-    assert following._directory is not None
-    assert [*tmp_path.iterdir()] == [following._directory.path]
+    assert following.rendezvous._directory is not None
+    assert [*tmp_path.iterdir()] == [following.rendezvous._directory.path]
     following.close()
     assert [*tmp_path.iterdir()] == []
 
@@ -167,7 +167,7 @@ def loaded(
     on_lost: Callable[[RankLostError], None] = lambda error: None,
 ) -> Iterator[RankExecutor]:
     """Two ranks that are loaded; none may be left when the first has ended them."""
-    monkeypatch.setattr(rank_process, "_END_SECONDS", 0.5)
+    monkeypatch.setattr(rank_start, "_END_SECONDS", 0.5)
     executor = start_ranks(of_two_ranks(model), on_lost)
     executor.load()
     try:
@@ -179,7 +179,8 @@ def loaded(
 
 def wait_little(executor: RankExecutor) -> None:
     """Let ranks wait for each other, from here on, no longer than a stopped one is given."""
-    executor._seconds = executor._worker._group._seconds = 0.5  # type: ignore[attr-defined]
+    limits = RankLimits(TimeLimit(0.5, "--step-timeout"), LIMIT)
+    executor._limits = executor._worker._group._limits = limits  # type: ignore[attr-defined]
 
 
 @needs_two_cores
@@ -187,14 +188,14 @@ def wait_little(executor: RankExecutor) -> None:
 def test_a_rank_that_is_lost_at_the_load_is_told_of(
     model: Path, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agreement, "LOAD_SECONDS", 0.5)
-    monkeypatch.setattr(rank_executor, "LOAD_SECONDS", 0.5)
-    monkeypatch.setattr(rank_process, "_END_SECONDS", 0.5)
-    monkeypatch.setattr(rank_process, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(rank_start, "_END_SECONDS", 0.5)
+    monkeypatch.setattr(late_ranks, "_LOOK_SECONDS", 0.01)
     late: list[Sequence[int]] = []
-    executor = start_ranks(of_two_ranks(model), on_late=late.append)
+    config = replace(of_two_ranks(model), limits=LimitsConfig(engine_ready_timeout=0.5))
+    executor = start_ranks(config, on_late=late.append)
     lose(how)
-    with pytest.raises(RankLostError, match="rank 1"):
+    hangs = r"^rank 1 hangs: .* for 0.5 s; raise --engine-ready-timeout if it may take longer$"
+    with pytest.raises(RankLostError, match=hangs if how == signal.SIGSTOP else "^rank 1 was end"):
         executor.load()
     assert not rank_pids()
     if how == signal.SIGSTOP and shared_memory.is_supported():
@@ -204,7 +205,7 @@ def test_a_rank_that_is_lost_at_the_load_is_told_of(
 @needs_two_cores
 def test_ranks_that_have_loaded_are_not_late(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is one that has nothing to do while the first draws and reads."""
-    monkeypatch.setattr(rank_process, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(late_ranks, "_LOOK_SECONDS", 0.01)
     with loaded(model, monkeypatch):
         until(lambda: "late-ranks" not in [thread.name for thread in threading.enumerate()])
 
@@ -214,10 +215,10 @@ def test_a_rank_that_another_one_kept_waiting_is_not_taken_for_the_cause_at_once
 ) -> None:
     """The first rank waits for the same one, and finds which it is."""
     waited = tmp_path / "waited"
-    waited.write_text(f"#!/bin/sh\nsleep 1\nexit {rank_process._WAITED}\n")
+    waited.write_text(f"#!/bin/sh\nsleep 1\nexit {rank_process.WAITED}\n")
     waited.chmod(0o700)
     monkeypatch.setattr(rank_process.sys, "executable", str(waited))
-    monkeypatch.setattr(rank_process, "_WAITED_SECONDS", 0.5)
+    monkeypatch.setattr(rank_start, "_WAITED_SECONDS", 0.5)
     ended: list[RankLostError] = []
     ranks = RankProcesses(of_two_ranks(model), on_lost=ended.append)
     ranks.start()
@@ -270,7 +271,8 @@ def test_a_rank_that_is_lost_when_it_is_asked_for_something_is_told_of(
         act(executor, adapter)
         wait_little(executor)
         lose(how)
-        with pytest.raises(RankLostError, match="rank 1"):
+        hangs = r"^rank 1 hangs: .* 0.5 s; raise --step-timeout if it may take longer$"
+        with pytest.raises(RankLostError, match=hangs if how == signal.SIGSTOP else "^rank 1 "):
             act(executor, adapter)
         if how == signal.SIGKILL:
             until(lambda: ended)  # the engine ends with a rank that has ended
@@ -278,6 +280,24 @@ def test_a_rank_that_is_lost_when_it_is_asked_for_something_is_told_of(
     assert [str(told).partition(":")[0] for told in ended] == (
         [killed] if how == signal.SIGKILL else []
     )
+
+
+@needs_two_cores
+def test_a_rank_that_hung_at_an_adapter_is_asked_nothing_more(
+    model: Path, adapter: AdapterCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its late answer would be taken for that of the next call."""
+    with loaded(model, monkeypatch) as executor:
+        wait_little(executor)
+        lose(signal.SIGSTOP)
+        with pytest.raises(RankLostError, match=r"^rank 1 hangs") as first:
+            prepares(executor, adapter)
+        os.kill(rank_pids()[0], signal.SIGCONT)
+        executor._limits = LIMITS
+        for act in (prepares, steps):
+            with pytest.raises(RankLostError) as again:
+                act(executor, adapter)
+            assert again.value is first.value
 
 
 @needs_two_cores
@@ -298,7 +318,7 @@ def test_a_rank_that_has_lost_a_thread_ends_at_once(
 ) -> None:
     """What it is asked next would be waited for in vain, for as long as a step may take."""
     with loaded(model, monkeypatch) as executor:
-        executor._others[0].calls.send(b"nothing that could be read", seconds=SECONDS)
+        executor._others[0].calls.send(b"nothing that could be read", limit=LIMIT)
         with pytest.raises(RankLostError, match=f"exit code {EXIT_CODE_OF_LOST_THREAD}"):
             until(executor._check)
 
@@ -308,8 +328,11 @@ def test_a_rank_gives_up_when_its_kv_is_not_taken_in_time() -> None:
     saved: queue.SimpleQueue[tuple[bytes, ...] | None] = queue.SimpleQueue()
     saved.put((bytes(16 << 20),))
     gave_up: list[RankLostError] = []
-    rank_server._send_saved(link, saved, 0.05, gave_up.append)
-    assert [str(error) for error in gave_up] == ["the first rank hangs: it does not answer in time"]
+    rank_server._send_saved(link, saved, TimeLimit(0.05, "--step-timeout"), gave_up.append)
+    assert [str(error) for error in gave_up] == [
+        "the first rank hangs: it has not answered in 0.05 s; raise --step-timeout if it may take "
+        "longer"
+    ]
     link.close()
     theirs.close()
 

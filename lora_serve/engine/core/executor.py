@@ -49,7 +49,7 @@ def make_executor(
     """
     # torch is only imported where it computes
     if config.parallel.tensor_parallel_size > 1:
-        from lora_serve.worker.rank_process import start_ranks
+        from lora_serve.worker.rank_start import start_ranks
 
         return start_ranks(config, on_lost, on_late)
     from lora_serve.worker.worker import Worker

@@ -50,9 +50,11 @@ class Loading:
         packing = self.ops.kept_packing
         if config.weights_cache_path is None:
             return self._read()
-        if packing is None or group.world_size > 1:
+        reason = _keeps_nothing(packing, group.world_size)
+        if packing is None or reason:
             if group.rank == ROOT:
-                logger.warning("%s: only a CPU's kernels keep weights, and with one rank", FLAG)
+                where = config.weights_cache_path
+                logger.warning("%s %s keeps nothing: %s", FLAG, where, reason)
             return self._read()
         files = self.source.files()
         key = None if files is None else key_of(files, self._facts(config))
@@ -129,3 +131,13 @@ class Loading:
 
     def _progress(self) -> Progress:
         return Progress("weights read and packed", num_parameters(self.spec) * self.dtype.itemsize)
+
+
+def _keeps_nothing(packing: KeptPacking | None, num_ranks: int) -> str:
+    """Why weights are not kept, and what to do; empty where they are."""
+    if num_ranks > 1:
+        return (
+            f"each of {num_ranks} ranks packs its own share, and only whole weights are kept; "
+            "leave it out, or --tensor-parallel-size"
+        )
+    return "" if packing is not None else "only kernels of CPUs keep their weights; leave it out"
