@@ -17,6 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="directory, hub id or GGUF file of a model to be served, or smollm2",
     )
+    parser.add_argument(
+        "--tensor-parallel-size",
+        "-tp",
+        type=int,
+        default=1,
+        metavar="N",
+        help="say whether N ranks have their places here, and what each holds of MODEL",
+    )
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.set_defaults(run=_run, parser=parser)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from lora_serve.cli.doctor_finding import Finding, Level
 from lora_serve.cli.doctor_machine import available_bytes
+from lora_serve.cli.doctor_ranks import share_findings
 from lora_serve.cli.hub import prepare_hub
 from lora_serve.config import CacheConfig
 from lora_serve.config.model import AUTO, SMOLLM2
@@ -27,8 +28,8 @@ LENGTHS = (1024, 4096, 16_384, 65_536)
 RESERVED_BYTES = 2**30  # of two processes, with what a step needs
 
 
-def model_findings(model: str) -> list[Finding]:
-    """Findings for `lora-serve serve MODEL` on the CPU, with all settings as they are."""
+def model_findings(model: str, num_ranks: int = 1) -> list[Finding]:
+    """Findings for `lora-serve serve MODEL` on the CPU, with all other settings as they are."""
     try:
         prepare_hub([model], None)
         path = model_path(named_model(model, _tell), None, AUTO, with_weights=False)
@@ -37,7 +38,9 @@ def model_findings(model: str) -> list[Finding]:
     except ConfigError as error:
         return [Finding("model", str(error), Level.ERROR, "see docs/models.md for what is served")]
     told = f"{model}: {spec.architecture} from {format_of(path, AUTO).name}"
-    return [*_weights(told, spec, dtype), *_kv(spec, VALUE_BYTES[dtype])]
+    value_bytes = VALUE_BYTES[dtype]
+    shares = share_findings(num_ranks, spec, value_bytes) if num_ranks > 1 else ()
+    return [*_weights(told, spec, dtype), *_kv(spec, value_bytes), *shares]
 
 
 def _tell(line: str) -> None:

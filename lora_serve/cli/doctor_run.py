@@ -24,10 +24,15 @@ PLAIN = "\x1b[0m"
 def run_doctor(args: argparse.Namespace) -> int:
     """Show all findings; 1 if a server could not start."""
     findings = [*machine_findings(), *software_findings()]
+    num_ranks = args.tensor_parallel_size
+    if num_ranks > 1:
+        from lora_serve.cli.doctor_ranks import place_findings  # imports torch
+
+        findings += place_findings(num_ranks)
     if args.model:
         from lora_serve.cli.doctor_model import model_findings  # imports torch
 
-        findings += model_findings(args.model)
+        findings += model_findings(args.model, num_ranks)
     can_start = all(each.level is not Level.ERROR for each in findings)
     if args.json:
         listed = [asdict(each) | {"level": each.level.value} for each in findings]

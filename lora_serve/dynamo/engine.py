@@ -30,6 +30,7 @@ from lora_serve.config import EngineConfig
 from lora_serve.dynamo.arguments import worker_arguments
 from lora_serve.dynamo.requests import Chunk, Chunks, engine_request
 from lora_serve.engine.frontend.async_engine import AsyncEngine
+from lora_serve.engine.frontend.rank_checks import warn_of_shared_cores
 from lora_serve.errors import (
     AdapterError,
     AdapterNotFoundError,
@@ -64,6 +65,7 @@ class DynamoEngine(LLMEngine):
         return engine, worker
 
     async def start(self, worker_id: int) -> DynamoConfig:
+        warn_of_shared_cores(self._config)
         self._engine = await AsyncEngine.start(self._config)
         info = self._engine.model_info
         return DynamoConfig(

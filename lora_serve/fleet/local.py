@@ -243,14 +243,14 @@ def _check_ranks(engine: EngineConfig, fleet: FleetConfig) -> None:
         return
     remedy = "lower one of them"
     if is_on_cards:  # as Ray reserves them (deployments.reserved)
-        count, places = num_cards(), "GPUs that torch sees"
+        count, place, seen = num_cards(), "GPU", "that torch sees"
         remedy += ", or compute on the processor with --device cpu"
     else:
-        count, places = default_num_threads(), "cores that may be used"
+        count, place, seen = default_num_threads(), "core", "that may be used"
     if replicas * ranks > count:
         raise ConfigError(
             f"{replicas} replicas of --tensor-parallel-size {ranks} are {replicas * ranks} ranks, "
-            f"above the {count} {places}; {remedy}"
+            f"above the {count} {place}{'s' * (count != 1)} {seen}; {remedy}"
         )
 
 

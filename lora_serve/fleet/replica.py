@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, closing
 from starlette.types import ASGIApp
 
 from lora_serve.config import CatalogConfig, EngineConfig, ServerConfig
+from lora_serve.engine.frontend.rank_checks import warn_of_shared_cores
 from lora_serve.errors import CatalogUnavailableError, EngineDeadError
 from lora_serve.fleet.asgi_call import answer_of, whole_answer
 from lora_serve.fleet.lost_replicas import HasEnded, lost_ones_forgotten
@@ -66,6 +67,7 @@ class Replica:
             ConfigError: the model cannot be served as asked.
             AdapterError: one of --lora-modules cannot be loaded.
         """
+        warn_of_shared_cores(config)  # here: it may be another machine than where it was asked
         import_for_tokenizer(config.model.tokenizer or config.model.model)
         from lora_serve.engine.frontend.async_engine import AsyncEngine
         from lora_serve.server.app import create_app

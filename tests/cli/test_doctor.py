@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lora_serve.cli import doctor_machine, doctor_model, doctor_software
+from lora_serve.cli import doctor_machine, doctor_model, doctor_ranks, doctor_software
 from lora_serve.cli.doctor_finding import Finding, Level
 from lora_serve.cli.main import main
+from lora_serve.ops.cpu import numa
 from tests.cli.test_main import run
 
 MACHINE = {
@@ -105,6 +106,36 @@ def test_a_model_that_does_not_fit_is_an_error(
     assert "more than the 1.0 MiB that are available" in " ".join(told.split())
     assert "A server cannot start here" in told
     assert main(["doctor", "nosuch"]) == 1
+
+
+def test_ranks_are_told_of_with_their_threads_and_what_each_holds(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model has four heads, of which pairs share one of two KV heads."""
+    for module in (doctor_ranks, numa):
+        monkeypatch.setattr(module, "default_num_threads", lambda: 8)
+    assert main(["doctor", str(model_path), "-tp", "4", "--json"]) == 0
+    ranks = _ranks(capsys.readouterr().out)
+    assert [each["told"] for each in ranks] == [
+        "4 on 8 cores, each of 2 threads",
+        "each holds about 99 KiB of the weights, and of the KV of each token 50% at most",
+    ]
+    assert main(["doctor", str(model_path), "--tensor-parallel-size", "5", "--json"]) == 1
+    _, refused = _ranks(capsys.readouterr().out)
+    assert refused["told"] == (
+        "--tensor-parallel-size 5 is above the model's 4 attention heads; lower it"
+    )
+    assert refused["level"] == "error"
+    assert main(["doctor", "-tp", "9", "--json"]) == 1
+    (refused,) = _ranks(capsys.readouterr().out)
+    assert "9 is above the 8 cores that may be used" in refused["told"]
+    monkeypatch.setattr(doctor_ranks, "numa_nodes", lambda: [None, None])
+    (hint,) = doctor_ranks.place_findings(2)
+    assert "--cpu-ranks auto" in hint.remedy
+
+
+def _ranks(report: str) -> list[dict[str, str]]:
+    return [each for each in json.loads(report)["findings"] if each["subject"] == "ranks"]
 
 
 def test_every_extra_that_a_user_may_want_is_looked_for() -> None:

@@ -132,6 +132,13 @@ async def test_kv_events_are_read_where_they_are_published() -> None:
     assert source == ZmqSource(endpoint="tcp://127.0.0.1:5557", topic="kv")
 
 
+async def test_a_worker_warns_of_more_threads_than_cores(
+    engine: DynamoEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    await DynamoEngine(fake_config(cpu_threads=1000)).start(8)
+    assert "--cpu-threads 1000: 1000 threads share the " in caplog.text
+
+
 async def test_flags_are_dynamos_and_those_of_serve() -> None:
     argv = ["m", "--enable-lora", "--namespace", "prod", "--discovery-backend", "file"]
     engine, worker = await DynamoEngine.from_args([*argv, "--max-loras", "3"])

@@ -4,14 +4,17 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
+
 from lora_serve.config import CatalogConfig, ServerConfig
-from lora_serve.errors import AdapterNotFoundError
+from lora_serve.engine.frontend.async_engine import AsyncEngine
+from lora_serve.errors import AdapterNotFoundError, EngineDeadError
 from lora_serve.fleet.replica import Replica
 from lora_serve.server.adapter_names.opening import opened_names
 from lora_serve.server.admin.protocol import AdapterWish
 from lora_serve.server.app import create_app
 from lora_serve.server.http.auth import KeyRing
-from tests.fakes.engine import FakeEngine, write_adapter
+from tests.fakes.engine import FakeEngine, fake_config, write_adapter
 
 PATIENCE_SECONDS = 60
 
@@ -41,3 +44,18 @@ async def test_a_replica_reports_the_names_that_it_cannot_have(tmp_path: Path) -
             while (await blind.stats())["unable"] != ["a"]:
                 await asyncio.sleep(0.02)
         assert (await sees.stats())["unable"] == []
+
+
+async def test_a_replica_warns_of_more_threads_than_its_own_machine_has_cores(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a cluster of Ray's it may be another machine than that of the settings."""
+
+    async def start(*_: object, **__: object) -> None:
+        raise EngineDeadError("nothing more is asked for")
+
+    monkeypatch.setattr(AsyncEngine, "start", start)
+    config = fake_config(cpu_threads=1000)
+    with pytest.raises(EngineDeadError):
+        await Replica.start("one", config, ServerConfig(), CatalogConfig(), lambda *_: False)
+    assert "--cpu-threads 1000: 1000 threads share the " in caplog.text

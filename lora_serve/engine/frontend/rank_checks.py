@@ -55,9 +55,9 @@ def warn_of_shared_cores(config: EngineConfig, num_replicas: int = 1) -> None:
     of_ranks = f" for each of {num_ranks} ranks" if num_ranks > 1 else ""
     of_replicas = f" of {num_replicas} replicas" if num_replicas > 1 else ""
     logger.warning(
-        "--cpu-threads %d%s%s: %d threads share the %d cores that may be used, and all wait for "
+        "--cpu-threads %d%s%s: %d threads share the %d core%s that may be used, and all wait for "
         "those that have none, so answers are slow; lower it to %d, or leave it out",
-        *(each, of_ranks, of_replicas, each * num_processes, cores),
+        *(each, of_ranks, of_replicas, each * num_processes, cores, "s" * (cores != 1)),
         max(1, cores // num_processes),
     )
 

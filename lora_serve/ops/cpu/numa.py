@@ -68,7 +68,8 @@ def check_cores(parallel: ParallelConfig) -> None:
             )
         )
     if size > cores:
-        refusals.note(above_limit(size, f"the {cores} cores that may be used"))
+        plural = "s" * (cores != 1)
+        refusals.note(above_limit(size, f"the {cores} core{plural} that may be used"))
     elif parallel.cpu_ranks == AUTO:
         with refusals.noted():
             rank_shares(size)
@@ -93,7 +94,7 @@ def rank_shares(world_size: int, root: Path = ROOT) -> list[NodeShare]:
         if len(node.cores) < each:
             raise ConfigError(
                 f"{flag} puts {each} ranks on NUMA node {node.node}, of which {len(node.cores)} "
-                "cores may be used; lower it"
+                f"core{'s' * (len(node.cores) != 1)} may be used; lower it"
             )
         bounds = [len(node.cores) * rank // each for rank in range(each + 1)]
         shares += [

@@ -42,7 +42,9 @@ def test_ranks_that_divide_nothing_evenly_pass(tmp_path: Path, size: int) -> Non
     check_ranks(engine_config(model=model, tensor_parallel_size=size))
 
 
-def test_more_ranks_than_cores_and_heads_are_refused_with_both_numbers(tmp_path: Path) -> None:
+def test_more_ranks_than_cores_and_heads_are_refused_with_both_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = model_of(tmp_path, {"num_attention_heads": 4})
     assert refusal(model, tensor_parallel_size=1000).splitlines() == [
         "--tensor-parallel-size 1000 is above the model's 4 attention heads; lower it",
@@ -50,6 +52,10 @@ def test_more_ranks_than_cores_and_heads_are_refused_with_both_numbers(tmp_path:
     ]
     told = "--tensor-parallel-size 5 is above the model's 4 attention heads; lower it"
     assert refusal(model, tensor_parallel_size=5) == told
+    for module in (numa, rank_checks):
+        monkeypatch.setattr(module, "default_num_threads", lambda: 1)
+    of_one = "--tensor-parallel-size 2 is above the 1 core that may be used; lower it"
+    assert refusal(model, tensor_parallel_size=2) == of_one
 
 
 @pytest.mark.parametrize(
