@@ -14,13 +14,12 @@ from itertools import pairwise
 import pytest
 
 from lora_serve.distributed.shares import RankPlace
-from lora_serve.errors import RankLostError
 from lora_serve.fuzz.oracle.tiered_traces import TieredTrace
 from lora_serve.fuzz.oracle.traces import OracleTrace
 from lora_serve.identity import AdapterRef, NoAdapter
 from lora_serve.step import KVLoad, SchedulerOutput
 from lora_serve.worker.rank_shares import KVShares
-from tests.fakes.oracle_ranks import FAULTS, OracleRank, RankedOracles
+from tests.fakes.oracle_ranks import OracleRank, RankedOracles
 from tests.test_draft_model_traces import model_trace
 
 SIZES = (2, 3, 4, 6)  # of the oracle's four KV heads
@@ -83,13 +82,10 @@ def test_every_answer_of_ranks_in_many_traces_is_the_lone_answer(first_seed: int
 
 
 def is_caught(rank: type[OracleRank] = OracleRank, trace: type[OracleTrace] = OracleTrace) -> bool:
-    """Whether some trace gives a wrong answer, breaks an invariant, or loses a rank."""
+    """Whether some trace gives a wrong answer or breaks an invariant. Other errors are no proof."""
     for seed in range(MOST_TRACES):
         with closing(RankedOracles(seed, (2, 4), rank)) as oracles:
-            try:
-                if trace(seed, executor_class=oracles).run().wrong:
-                    return True
-            except (RankLostError, *FAULTS):
+            if oracles.is_wrong(trace(seed, executor_class=oracles).run):
                 return True
     return False
 
@@ -129,6 +125,20 @@ class WritesTheKVOfOtherHeads(OracleRank):
             return own(contents)
         finally:
             self._place = place
+
+
+class Stumbles(OracleRank):
+    """Ends by an error that says nothing of answers."""
+
+    def submit(self, step: SchedulerOutput) -> None:
+        if self._group.rank:
+            raise TypeError("a mistake in the mutant")
+        super().submit(step)
+
+
+def test_a_mutant_that_merely_stumbles_is_not_caught() -> None:
+    with pytest.raises(TypeError, match="a mistake in the mutant"):
+        is_caught(Stumbles)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ contents. So a rank that does anything else than the others shows in the tokens.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,10 @@ import torch
 
 from lora_serve.distributed.group import ROOT, Group, broadcast
 from lora_serve.distributed.shares import HeadChannels, Heads, given, place_of
+from lora_serve.errors import RankLostError
 from lora_serve.fuzz.oracle.content import CONTENT_BYTES, UNWRITTEN
 from lora_serve.fuzz.oracle.executor import ONE_GROUP, OracleExecutor, oracle_model
+from lora_serve.fuzz.oracle.expected import TraceResult
 from lora_serve.kv_groups import KVGroup
 from lora_serve.model_info import ModelInfo
 from lora_serve.step import ScheduledRequest
@@ -26,7 +28,6 @@ from lora_serve.worker.rank_shares import KVShares
 from tests.fakes.ranks import start_threads
 
 HEADS = Heads(8, 4)
-FAULTS = (AssertionError, LookupError, ValueError, RuntimeError, TypeError)
 
 
 class OracleRank(OracleExecutor):
@@ -113,6 +114,7 @@ class RankedOracles:
         self._first_size = sizes[seed % len(sizes)]
         self._kind = kind
         self._made: list[OracleExecutor] = []
+        self._faults: list[Exception] = []  # by which ranks behind the first have ended
         self.world_sizes: list[int] = []  # of those that were made
 
     def __call__(
@@ -126,7 +128,7 @@ class RankedOracles:
             ranks[group.rank] = self._kind(group, block_size, row_bytes, groups)
             return ranks[group.rank]
 
-        executor = start_threads(size, make, _serve)
+        executor = start_threads(size, make, self._serve)
         self._made.append(DividedOracle(executor, ranks[ROOT], block_size, row_bytes, groups))
         return self._made[-1]
 
@@ -134,10 +136,28 @@ class RankedOracles:
         for executor in self._made:
             executor.close()
 
+    def is_wrong(self, run: Callable[[], TraceResult]) -> bool:
+        """Whether a run over these executors gives a wrong answer, or breaks an invariant.
 
-def _serve(worker: Any, links: RankLinks) -> None:
-    """Be a rank whose end, of whatever fault, the first one is told by its group."""
-    try:
-        serve_rank(worker, links)
-    except FAULTS:
-        return
+        Raises:
+            Exception: what else has ended the run, or a rank of it. It says nothing of answers.
+        """
+        try:
+            return bool(run().wrong)
+        except AssertionError:
+            return True
+        except RankLostError as lost:
+            self.close()
+            fault = next(iter(self._faults), lost)
+            if isinstance(fault, AssertionError):
+                return True
+            raise fault from lost
+
+    def _serve(self, worker: Any, links: RankLinks) -> None:
+        """Be a rank whose end, of whatever fault, the first one is told by its group."""
+        try:
+            serve_rank(worker, links)
+        except RankLostError:
+            raise  # of another rank's end
+        except Exception as error:
+            self._faults.append(error)

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-from lora_serve.errors import RankLostError
 from lora_serve.fuzz.oracle import executor
 from lora_serve.fuzz.oracle.campaign import NUM_OPERATIONS, NUM_TIERED_OPERATIONS
 from lora_serve.fuzz.oracle.engine import OracleEngine
@@ -36,8 +35,9 @@ from tests import test_tiered_traces as tiered
 from tests import test_traces as plain
 from tests import test_window_traces as windows
 from tests.fakes import mutant_hashers as hashers
-from tests.fakes.oracle_ranks import FAULTS, OracleRank, RankedOracles
+from tests.fakes.oracle_ranks import OracleRank, RankedOracles
 
+FAULTS = (ArithmeticError, AssertionError, LookupError)  # by which a broken engine ends
 IsWrong = Callable[[int], bool]  # whether the answers of a seed's trace are wrong
 
 
@@ -73,7 +73,8 @@ def of_engine(change: Callable[[OracleEngine], None], **settings: Any) -> IsWron
 def of_ranks(kind: type[OracleRank]) -> IsWrong:
     def is_wrong(seed: int) -> bool:
         with closing(RankedOracles(seed, (2, 4), kind)) as oracles:
-            return bool(OracleTrace(seed, executor_class=oracles).run(NUM_OPERATIONS).wrong)
+            trace = OracleTrace(seed, executor_class=oracles)
+            return oracles.is_wrong(partial(trace.run, NUM_OPERATIONS))
 
     return is_wrong
 
@@ -278,11 +279,11 @@ ALL = (
 
 
 def is_caught(mutant: Mutant, seed: int) -> bool:
-    """Whether it gives a wrong answer, breaks an invariant, or ends the engine or a rank."""
+    """Whether it gives a wrong answer, breaks an invariant, or ends the engine."""
     with mutant.patch():
         try:
             return mutant.is_wrong(seed)
-        except (ArithmeticError, RankLostError, *FAULTS):
+        except FAULTS:
             return True
 
 
