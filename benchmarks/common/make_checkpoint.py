@@ -96,6 +96,13 @@ class AdapterShape:
 
 
 QWEN_0_5B = ModelShape()
+QWEN_3B = ModelShape(
+    hidden_size=2048,
+    intermediate_size=11_008,
+    num_hidden_layers=36,
+    num_attention_heads=16,
+    head_dim=128,
+)
 OLMOE = MixtureShape()
 ALL_PROJECTIONS = AdapterShape()
 ATTENTION_ONLY = AdapterShape(8, ("q_proj", "k_proj", "v_proj", "o_proj"))  # S-LoRA's setting S1

@@ -7,19 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.common.make_checkpoint import QWEN_0_5B, ModelShape
+from benchmarks.common.make_checkpoint import QWEN_0_5B, QWEN_3B, ModelShape
 
 # Of Qwen2.5, whose names they carry.
 SHAPES: Mapping[str, ModelShape] = {
     "0.5B": QWEN_0_5B,
-    "3B": ModelShape(
-        hidden_size=2048,
-        intermediate_size=11_008,
-        num_hidden_layers=36,
-        num_attention_heads=16,
-        num_key_value_heads=2,
-        head_dim=128,
-    ),
+    "3B": QWEN_3B,
     "7B": ModelShape(
         hidden_size=3584,
         intermediate_size=18_944,

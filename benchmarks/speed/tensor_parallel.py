@@ -4,7 +4,8 @@
 same steps in turns, so that a neighbour slows both or neither: prompts, decodes and loads of an
 adapter, at the shape of Qwen2.5-0.5B; `--reduce gather segments all-reduce` has each way of ranks
 take its turn. `--bound` adds shares that are computed side by side and exchange nothing: what comes
-out is wrong, and no exchange can be faster. Memory is that of processes which have loaded a share.
+out is wrong, and no exchange can be faster. Memory is that of processes which have loaded a share;
+`--shape 3b --memory-only` asks for that alone, of the shape of Qwen2.5-3B.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.common.facts import write_facts
-from benchmarks.common.make_checkpoint import ensure_checkpoint
+from benchmarks.common.make_checkpoint import QWEN_0_5B, QWEN_3B, ensure_checkpoint
 from benchmarks.speed.shares_apart import SharesApart
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.config import (
@@ -48,6 +49,7 @@ MOST_REQUESTS = 8
 BLOCKS_OF_REQUEST = PREFILL_TOKENS // BLOCK_SIZE + 1
 DRAWN = SamplingParams(temperature=0.8)  # screening of greedy tokens is a matter of its own
 RANK = 16
+SHAPES = {"0.5b": QWEN_0_5B, "3b": QWEN_3B}
 NOTHING = "nothing is exchanged"
 ONE = "one rank"
 _KIB = 1024
@@ -76,20 +78,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="and the threads of the other")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--checkpoint", type=Path, default=Path("/tmp/lora-serve-0.5b"))
+    parser.add_argument("--shape", choices=SHAPES, default="0.5b", help="of Qwen2.5")
+    parser.add_argument("--checkpoint", type=Path, help="where the model is, or is written")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--reduce", nargs="+", default=[GATHER], help="ways that take turns")
     parser.add_argument("--bound", action="store_true", help="also shares that exchange nothing")
+    parser.add_argument("--memory-only", action="store_true", help="time nothing")
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     parser.add_argument("--load-only", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    model = ensure_checkpoint(args.checkpoint)
+    place = args.checkpoint or Path(f"/tmp/lora-serve-{args.shape}")
+    model = ensure_checkpoint(place, SHAPES[args.shape])
     if args.load_only is not None:
         _tell_memory(_config(model, args, args.load_only))
         return
     memory = [_memory(argv or sys.argv[1:], size) for size in (1, args.ranks)]
-    rows = _speed(model, args)
+    rows = [] if args.memory_only else _speed(model, args)
     print("| step | of ranks | 1 rank, ms | ranks, ms | speed kept |\n|---|---|--:|--:|--:|")
     for row in rows:
         times = f"{row.one_rank:.2f} | {row.ranks:.2f} | {row.kept:.1%}"
