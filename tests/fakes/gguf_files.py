@@ -58,7 +58,7 @@ def save_gguf(
     path: Path,
     type_of: TypeOf = all_f32,
     tokenizer: PreTrainedTokenizerFast | None = None,
-    **metadata: int | str | bool,
+    **metadata: int | float | str | bool,
 ) -> Path:
     """Write the model; metadata: further values, without the architecture's name."""
     config = model.config
@@ -175,12 +175,13 @@ def add_config(writer: gguf.GGUFWriter, config: Any) -> None:
     rope = config.rope_parameters
     if config.model_type == "olmo3":
         add_pattern(writer, config)
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
         rope = rope["full_attention"]
     if getattr(config, "num_experts_per_tok", None):
         add_experts(writer, config)
     rotated = int(head_size * rope.get("partial_rotary_factor", 1.0))
     writer.add_rope_dimension_count(rotated)
-    add_rope(writer, rope, rotated)
+    add_rope(writer, rope, rotated, config.max_position_embeddings)
 
 
 def add_eps(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -210,19 +211,31 @@ def add_pattern(writer: gguf.GGUFWriter, config: Any) -> None:
     )
 
 
-def add_rope(writer: gguf.GGUFWriter, rope: dict[str, Any], head_size: int) -> None:
+def add_rope(
+    writer: gguf.GGUFWriter, rope: dict[str, Any], head_size: int, max_positions: int
+) -> None:
     writer.add_rope_freq_base(rope["rope_theta"])
     match rope["rope_type"]:
         case "yarn":
             writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
             writer.add_rope_scaling_factor(rope["factor"])
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+            for key, add in (
+                ("attention_factor", writer.add_rope_scaling_yarn_attn_factor),
+                ("beta_fast", writer.add_rope_scaling_yarn_beta_fast),
+                ("beta_slow", writer.add_rope_scaling_yarn_beta_slow),
+            ):
+                if rope.get(key) is not None:
+                    add(rope[key])
         case "linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(rope["factor"])
         case "longrope":
             original = rope["original_max_position_embeddings"]
+            scale = max_positions / original
+            amplitude = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
             writer.add_rope_scaling_orig_ctx_len(original)
+            writer.add_rope_scaling_attn_factors(amplitude)
             for kind in ("long", "short"):
                 factors = np.array(rope[f"{kind}_factor"], np.float32)
                 writer.add_tensor(f"rope_factors_{kind}.weight", factors)
@@ -249,7 +262,7 @@ def add_gemma(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
         return
     full, windowed = ropes["full_attention"], ropes["sliding_attention"]
-    add_rope(writer, full, config.head_dim)
+    add_rope(writer, full, config.head_dim, config.max_position_embeddings)
     writer.add_rope_freq_base_swa(windowed["rope_theta"])
     add_pattern(writer, config)
 

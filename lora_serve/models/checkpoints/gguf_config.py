@@ -6,6 +6,7 @@ say, is refused here, all of it at once.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -14,7 +15,12 @@ import numpy as np
 
 from lora_serve.errors import ConfigError
 from lora_serve.gguf.header import GgufHeader, Value
-from lora_serve.models.checkpoints.gguf_families import FAMILIES, GgufFamily, family_of
+from lora_serve.models.checkpoints.gguf_families import (
+    FAMILIES,
+    WINDOWED_BASE,
+    GgufFamily,
+    family_of,
+)
 from lora_serve.models.common_config import FULL, SLIDING
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -39,33 +45,68 @@ _OPTIONAL_KEYS: Mapping[str, str] = MappingProxyType(
         "rope_theta": "rope.freq_base",
     }
 )
-_LONGROPE = ("original_max_position_embeddings", "attention_factor")
-_SCALING_KEYS: Mapping[str, str] = MappingProxyType(
+# Of a scaling of these kinds.
+_LONGROPE, _YARN, _LINEAR, _NONE = "longrope", "yarn", "linear", "none"
+_ORIGINAL_CONTEXT = "rope.scaling.original_context_length"
+_SCALING_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "original_max_position_embeddings": "rope.scaling.original_context_length",
-        "attention_factor": "rope.scaling.attn_factor",
-        "beta_fast": "rope.scaling.yarn_beta_fast",
-        "beta_slow": "rope.scaling.yarn_beta_slow",
+        _LONGROPE: {
+            "original_max_position_embeddings": _ORIGINAL_CONTEXT,
+            "attention_factor": "rope.scaling.attn_factor",
+        },
+        _YARN: {
+            "original_max_position_embeddings": _ORIGINAL_CONTEXT,
+            "attention_factor": "rope.scaling.yarn_attn_factor",
+            "beta_fast": "rope.scaling.yarn_beta_fast",
+            "beta_slow": "rope.scaling.yarn_beta_slow",
+        },
+        _LINEAR: {},
+        _NONE: {},
     }
 )
-# What changes a model's arithmetic, with the value that does not.
-_OTHER_ARITHMETIC: Mapping[str, object] = MappingProxyType(
+# What changes a model's arithmetic, with the values that do not.
+_OTHER_ARITHMETIC: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
-        "expert_count": 0,
-        "expert_gating_func": 1,
-        "expert_weights_scale": 1,
-        "attention.causal": True,
-        "attention.scale": None,
-        "attention.clamp_kqv": 0,
-        "attention.max_alibi_bias": 0,
-        "attention.temperature_length": None,
-        "embedding_scale": 1,
-        "logit_scale": 1,
-        "residual_scale": 1,
-        "use_parallel_residual": False,
-        "rope.dimension_sections": None,
-        "rope.scaling.yarn_log_multiplier": None,
-        "rope.scaling.yarn_ext_factor": None,
+        "expert_count": (0,),
+        "expert_gating_func": (1,),
+        "expert_group_count": (0, 1),
+        "expert_weights_scale": (0, 1),
+        "interleave_moe_layer_step": (0, 1),
+        "attention.causal": (True,),
+        "attention.clamp_kqv": (0,),
+        "attention.max_alibi_bias": (0,),
+        "attention.sliding_window": (0,),
+        "embedding_scale": (1,),
+        "logit_scale": (1,),
+        "residual_scale": (1,),
+        "use_parallel_residual": (False,),
+        "rope.scaling.attn_factor": (1,),
+        "rope.scaling.yarn_attn_factor": (1,),
+        "rope.scaling.yarn_ext_factor": (1,),
+    }
+)
+# All of its names may change the arithmetic; those that are read nowhere are refused.
+_ARITHMETIC = re.compile(r"attention\..*|rope\..*|expert_.*|.*_scale|.*_softcapping")
+# What is read elsewhere than by the tables above, says what tensors do, or changes nothing.
+_HARMLESS = frozenset(
+    {
+        "attention.layer_norm_epsilon",
+        "attention.layer_norm_rms_epsilon",
+        "attention.sliding_window_pattern",
+        "attention.value_length",
+        "expert_feed_forward_length",
+        "expert_group_used_count",
+        "expert_shared_feed_forward_length",
+        "expert_used_count",
+        "expert_weights_norm",
+        "rope.dimension_count",
+        "rope.scale_linear",
+        "rope.scaling.factor",
+        "rope.scaling.finetuned",
+        _ORIGINAL_CONTEXT,
+        "rope.scaling.type",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
     }
 )
 # llama.cpp knows by the number of layers which Gemmas take the scale of attention from the hidden
@@ -122,11 +163,8 @@ def _metadata_findings(header: GgufHeader, architecture: str, family: GgufFamily
     keys = [f"{architecture}.{key}" for key in (*_KEYS.values(), family.eps[1])]
     findings = [f"{key} is missing from the metadata" for key in keys if key not in metadata]
     findings += [
-        f"{architecture}.{key} of {value!r:.80} is not supported"
-        for key, plain in _OTHER_ARITHMETIC.items()
-        if key not in family.keys.values()
-        and (value := metadata.get(f"{architecture}.{key}")) is not None
-        and value != plain
+        f"{key} of {metadata[key]!r:.80} is not supported"
+        for key in _other_arithmetic(header, architecture, family)
     ]
     findings += [
         f"{key} must be one whole number, is {value!r:.80}"
@@ -145,6 +183,29 @@ def _metadata_findings(header: GgufHeader, architecture: str, family: GgufFamily
     if key_size != value_size:
         findings.append(f"keys of size {key_size} and values of size {value_size} are not equal")
     return findings
+
+
+def _other_arithmetic(header: GgufHeader, architecture: str, family: GgufFamily) -> list[str]:
+    """The keys that would change the model's arithmetic, and are not heeded."""
+    kind = _scaling_kind(header, architecture)
+    read = {
+        *(*_KEYS.values(), *_OPTIONAL_KEYS.values(), *family.keys.values()),
+        *_SCALING_KEYS.get(kind, {}).values(),
+    }
+    # llama.cpp has this key say of Granite alone whether it rotates.
+    rotates = () if architecture.startswith("granite") else (False,)
+    plain = {**_OTHER_ARITHMETIC, "rope.scaling.finetuned": (True, *rotates)}
+    found = []
+    for name, value in header.metadata.items():
+        prefix, _, key = name.partition(".")
+        if prefix != architecture or key in read:
+            continue
+        is_other = _ARITHMETIC.fullmatch(key) is not None and key not in _HARMLESS
+        if value not in plain[key] if key in plain else is_other:
+            found.append(name)
+    if kind in (_LINEAR, _YARN) and ROPE_FREQS in header.tensors:
+        found.append(f"{architecture}.rope.scaling.factor")  # beside the factors of a tensor
+    return found
 
 
 def _config(header: GgufHeader, architecture: str, family: GgufFamily) -> dict[str, object]:
@@ -175,7 +236,13 @@ def _config(header: GgufHeader, architecture: str, family: GgufFamily) -> dict[s
     head_size = config.setdefault("head_dim", _head_size(config))
     rotated = header.metadata.get(f"{architecture}.rope.dimension_count", head_size)
     config["partial_rotary_factor"] = _ratio(rotated, head_size)
-    if scaling := _rope_scaling(header, architecture, rotated, stated(_SCALING_KEYS)):
+    kind = _scaling_kind(header, architecture)
+    scaled = stated(_SCALING_KEYS.get(kind, {}))
+    scaling = _rope_scaling(header, architecture, rotated, scaled)
+    if (base := config.pop(WINDOWED_BASE, None)) is not None:
+        full = {"rope_theta": config.get("rope_theta"), **scaling}
+        config["rope_parameters"] = {FULL: full, SLIDING: {"rope_theta": base}}
+    elif scaling:
         config["rope_scaling"] = scaling
     if family.has_experts:
         config["mlp_only_layers"] = _layers_without_experts(header, config)
@@ -223,30 +290,38 @@ def _dtype(header: GgufHeader, family: GgufFamily) -> str:
     return "float16" if types == {"F16"} and not family.is_gemma else "bfloat16"
 
 
+def _scaling_factor(header: GgufHeader, architecture: str) -> Value | None:
+    metadata, rope = header.metadata, f"{architecture}.rope"
+    return metadata.get(f"{rope}.scaling.factor", metadata.get(f"{rope}.scale_linear"))
+
+
+def _scaling_kind(header: GgufHeader, architecture: str) -> str:
+    """How positions are scaled: as the file says it, or, where it does not, as llama.cpp does."""
+    if _LONG_FACTORS in header.tensors:
+        return _LONGROPE
+    silent = _NONE if _scaling_factor(header, architecture) in (None, 0, 1) else _LINEAR
+    return str(header.metadata.get(f"{architecture}.rope.scaling.type", silent))
+
+
 def _rope_scaling(
     header: GgufHeader, architecture: str, rotated: object, scaled: Mapping[str, object]
 ) -> dict[str, object]:
     """A config's rope_scaling. rotated: channels of a head that turn. scaled: of _SCALING_KEYS."""
-    kind = header.metadata.get(f"{architecture}.rope.scaling.type", "none")
-    factor = header.metadata.get(
-        f"{architecture}.rope.scaling.factor",
-        header.metadata.get(f"{architecture}.rope.scale_linear"),
-    )
+    kind, factor = (each(header, architecture) for each in (_scaling_kind, _scaling_factor))
     if ROPE_FREQS in header.tensors and isinstance(rotated, int):
         factors = _factors(header, ROPE_FREQS, rotated // 2)
         equal = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
-        return {"rope_type": "longrope", **equal}
+        return {"rope_type": _LONGROPE, **equal}
     if _LONG_FACTORS in header.tensors and isinstance(rotated, int):
         long = _factors(header, _LONG_FACTORS, rotated // 2)
         short = _factors(header, _SHORT_FACTORS, rotated // 2)
-        kept = {key: scaled[key] for key in _LONGROPE if key in scaled}
-        return {"rope_type": "longrope", "short_factor": short, "long_factor": long, **kept}
-    if kind == "none":
+        return {"rope_type": _LONGROPE, "short_factor": short, "long_factor": long, **scaled}
+    if kind == _NONE:
         return {}
-    scaling: dict[str, object] = {"rope_type": kind}
+    scaling: dict[str, object] = {"rope_type": kind, **scaled}
     if factor is not None:
         scaling["factor"] = _plain(factor)
-    return scaling | dict(scaled) if kind == "yarn" else scaling
+    return scaling
 
 
 def _factors(header: GgufHeader, name: str, num_frequencies: int) -> list[float]:

@@ -95,14 +95,16 @@ _GRANITE_MOE_LAYER = MappingProxyType(
 Keys = Mapping[str, str]
 _NO_KEYS: Keys = MappingProxyType({})
 _WINDOW: Keys = MappingProxyType({"sliding_window": "attention.sliding_window"})
-_GEMMA_KEYS: Keys = MappingProxyType(
+WINDOWED_BASE = "rope_local_base_freq"  # rotary, of layers with a window
+_WINDOW_AND_BASE: Keys = MappingProxyType({**_WINDOW, WINDOWED_BASE: "rope.freq_base_swa"})
+_GEMMA2_KEYS: Keys = MappingProxyType(
     {
         **_WINDOW,
-        "rope_local_base_freq": "rope.freq_base_swa",
         "attn_logit_softcapping": "attn_logit_softcapping",
         "final_logit_softcapping": "final_logit_softcapping",
     }
 )
+_GEMMA3_KEYS: Keys = MappingProxyType({**_GEMMA2_KEYS, **_WINDOW_AND_BASE})
 _GRANITE_KEYS: Keys = MappingProxyType(
     {
         "attention_multiplier": "attention.scale",
@@ -207,8 +209,8 @@ FAMILIES: Mapping[str, GgufFamily] = MappingProxyType(
     {
         "cohere2": GgufFamily("Cohere2ForCausalLM", keys=_COHERE2_KEYS, eps=_LAYER_NORM_EPS),
         "command-r": GgufFamily("CohereForCausalLM", keys=_COHERE_KEYS, eps=_LAYER_NORM_EPS),
-        "gemma2": GgufFamily("Gemma2ForCausalLM", _GEMMA_LAYER, norm_offset=1.0, keys=_GEMMA_KEYS),
-        "gemma3": GgufFamily("Gemma3ForCausalLM", _GEMMA_LAYER, norm_offset=1.0, keys=_GEMMA_KEYS),
+        "gemma2": GgufFamily("Gemma2ForCausalLM", _GEMMA_LAYER, norm_offset=1.0, keys=_GEMMA2_KEYS),
+        "gemma3": GgufFamily("Gemma3ForCausalLM", _GEMMA_LAYER, norm_offset=1.0, keys=_GEMMA3_KEYS),
         "glm4": GgufFamily("Glm4ForCausalLM", _GLM4_LAYER),
         "granite": GgufFamily("GraniteForCausalLM", permutes_qk=True, keys=_GRANITE_KEYS),
         "granitemoe": GgufFamily(
@@ -250,7 +252,7 @@ _VARIANTS: Mapping[str, tuple[str, GgufFamily]] = MappingProxyType(
         ),
         "olmo2": (
             _WINDOW["sliding_window"],
-            GgufFamily("Olmo3ForCausalLM", _OLMO2_LAYER, keys=_WINDOW),
+            GgufFamily("Olmo3ForCausalLM", _OLMO2_LAYER, keys=_WINDOW_AND_BASE),
         ),
     }
 )

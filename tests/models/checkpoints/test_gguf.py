@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from lora_serve.config.model import AUTO
 from lora_serve.errors import ConfigError
 from lora_serve.gguf.header import read_header
 from lora_serve.gguf.types import TENSOR_TYPES
-from lora_serve.layers.rotary import LongRopeScaling, RopeSpec
+from lora_serve.layers.rotary import LinearScaling, LongRopeScaling, RopeSpec, YarnScaling
 from lora_serve.models.base import ModelSpec
 from lora_serve.models.checkpoints.ggml_blocks import BLOCK_TYPES
 from lora_serve.models.checkpoints.gguf import FORMAT
@@ -27,7 +28,7 @@ from lora_serve.ops.cpu.ggml_blocks import NativeBlocks
 from lora_serve.ops.reference import REFERENCE
 from tests.fakes.bare_model import BareModel, Prompt
 from tests.fakes.gguf_files import all_f32, save_gguf
-from tests.fakes.tiny_models import GEMMA, TINY_MODELS, TinyModel
+from tests.fakes.tiny_models import GEMMA, TINY_MODELS, YARN_ROPE, TinyModel, save
 
 NAMES = (
     *("llama", "llama-bias-yarn", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "granite"),
@@ -98,8 +99,6 @@ def as_a_file_can_say(spec: ModelSpec, name: str) -> ModelSpec:
             return replace(spec, windows=(spec.windows[0],) * spec.num_layers, unrotated=())
         case "starcoder2":
             return replace(spec, windows=(None,) * spec.num_layers)
-        case "olmo3":
-            return replace(spec, windowed_rope=RopeSpec(spec.rope.theta))
     return spec
 
 
@@ -269,6 +268,111 @@ def test_everything_that_is_not_supported_is_told_at_once(tmp_path: Path) -> Non
     assert "10 tensors are of the type Q3_K" in told
     assert "llama.attention.max_alibi_bias of 8 is not supported" in told
     assert "keys of size 33 and values of size 64 are not equal" in told
+
+
+def rope_of(path: Path) -> RopeSpec:
+    spec = load_spec(path)
+    assert isinstance(spec, DenseSpec)
+    return spec.rope
+
+
+@pytest.mark.parametrize(
+    ("metadata", "scaling"),
+    [
+        ({"rope.scaling.factor": 4.0}, LinearScaling(4.0)),
+        ({"rope.scale_linear": 4.0}, LinearScaling(4.0)),
+        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, LinearScaling(2.0)),
+        ({"rope.scaling.factor": 1.0}, None),
+        ({"rope.scaling.factor": 0.0}, None),
+        ({"rope.scaling.factor": 4.0, "rope.scaling.type": "none"}, None),
+        ({}, None),
+    ],
+)
+def test_a_factor_without_a_kind_scales_linearly_as_in_llama_cpp(
+    metadata: dict[str, float | str], scaling: LinearScaling | None, tmp_path: Path
+) -> None:
+    path = save_gguf(tiny("qwen2"), tmp_path / "m.gguf", **metadata)
+    assert rope_of(path) == RopeSpec(10000.0, scaling)
+
+
+def test_yarns_amplitude_is_the_models_own(tmp_path: Path) -> None:
+    """As of the config of transformers that the file was made of."""
+    stated = {"attention_factor": 0.75, "beta_fast": 24.0, "beta_slow": 2.0}
+    options = {"rope_parameters": YARN_ROPE | stated}
+    model = TinyModel(LlamaConfig, LlamaForCausalLM, options).make()
+    rope = rope_of(save_gguf(model, tmp_path / "m.gguf"))
+    assert rope == rope_of(save(model, tmp_path / "model"))
+    assert isinstance(rope.scaling, YarnScaling)
+    assert rope.scaling.attention_factor == 0.75
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata", "told"),
+    [
+        # Linear beside Llama 3's factors, which the file has as a tensor.
+        ("llama", {"rope.scaling.factor": 4.0}, "llama.rope.scaling.factor of 4.0"),
+        # Of scalings of other kinds.
+        ("llama-bias-yarn", {"rope.scaling.attn_factor": 2.0}, "llama.rope.scaling.attn_factor"),
+        ("qwen2", {"rope.scaling.yarn_attn_factor": 2.0}, "qwen2.rope.scaling.yarn_attn_factor"),
+        ("llama-bias-yarn", {"rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor of 0.5"),
+        ("qwen2", {"attention.sliding_window": 64}, "qwen2.attention.sliding_window of 64"),
+        # llama.cpp does not rotate then.
+        ("granite", {"rope.scaling.finetuned": False}, "granite.rope.scaling.finetuned of False"),
+        ("qwen2", {"attention.of_a_later_year": 2}, "qwen2.attention.of_a_later_year of 2"),
+        ("olmoe", {"expert_group_count": 2}, "olmoe.expert_group_count of 2"),
+        ("qwen2", {"interleave_moe_layer_step": 2}, "interleave_moe_layer_step of 2"),
+    ],
+)
+def test_metadata_that_would_change_the_arithmetic_is_refused(
+    name: str, metadata: dict[str, float | bool], told: str, tmp_path: Path
+) -> None:
+    path = save_gguf(tiny(name), tmp_path / "m.gguf", **metadata)
+    with pytest.raises(ConfigError, match=re.escape(told) + ".* is not supported"):
+        load_spec(path)
+
+
+def test_all_keys_of_the_format_that_change_arithmetic_are_heeded_or_refused(
+    tmp_path: Path,
+) -> None:
+    """By the names that the format's own package has."""
+    keys = gguf.Keys
+    named = {
+        key.removeprefix("{arch}.")
+        for part in (keys.LLM, keys.Attention, keys.Attention.Indexer, keys.Rope)
+        for key in vars(part).values()
+        if isinstance(key, str) and key.startswith("{arch}.")
+    }
+    pattern = r"attention\.|rope\.|expert_|.*_scale$|.*_softcapping$"
+    arithmetic = {key for key in named if re.match(pattern, key)}
+    heeded = {
+        *("attention.head_count", "attention.head_count_kv", "attention.key_length"),
+        *("attention.value_length", "attention.layer_norm_epsilon"),
+        *("attention.layer_norm_rms_epsilon", "attention.sliding_window_pattern"),
+        *("expert_used_count", "expert_feed_forward_length", "expert_weights_norm"),
+        *("expert_shared_feed_forward_length", "expert_group_used_count"),
+        *("rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor"),
+        *("rope.scaling.original_context_length", "rope.scaling.finetuned"),
+        *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
+    }
+    assert heeded < arithmetic
+    others = dict.fromkeys(arithmetic - heeded, 7)
+    assert len(others) > 30
+    path = save_gguf(tiny("qwen2"), tmp_path / "m.gguf", **others)
+    with pytest.raises(ConfigError) as refused:
+        load_spec(path)
+    assert {key for key in others if f"qwen2.{key} of 7 is not" in str(refused.value)} == {*others}
+
+
+def test_metadata_that_changes_nothing_is_no_fault(tmp_path: Path) -> None:
+    plain: dict[str, float | bool] = {
+        "attention.causal": True,
+        "attention.sliding_window": 0,
+        "expert_weights_scale": 1.0,
+        "rope.scaling.finetuned": False,
+        "rope.scaling.yarn_ext_factor": 1.0,
+    }
+    path = save_gguf(tiny("qwen2"), tmp_path / "m.gguf", **plain)
+    assert rope_of(path) == RopeSpec(10000.0)
 
 
 def test_an_architecture_is_refused_by_its_name(tmp_path: Path) -> None:
