@@ -1,8 +1,8 @@
 """The Jinja that chat templates are written for, as transformers has it, and without that package.
 
 Its import would take half a second of a start. A template is a program of the model's author: it
-reaches what it is given and what is named here, and nothing of Python's own. Time is bounded too
-(`template_time.py`).
+reaches what it is given and what is named here, and nothing of Python's own. Its time and memory
+are bounded (`template_time.py`, `template_memory.py`).
 
 Source: github.com/huggingface/transformers, src/transformers/utils/chat_template_utils.py
 """
@@ -20,9 +20,10 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from lora_serve.chat.bounded_jinja import BoundedEnvironment, bounded
+from lora_serve.chat.template_memory import MAX_BYTES, need_text, within_memory
 from lora_serve.chat.template_time import watch
 
 Join = Callable[[Iterable[str]], str]
@@ -39,10 +40,9 @@ def compiled(source: str, join: Join) -> Template:
 
 @lru_cache
 def _compiled(source: str, join: Join) -> Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+    environment = BoundedEnvironment([_Generation, loopcontrols])
     environment.filters["tojson"] = _to_json
+    environment.bound_filter("tojson")
     environment.globals |= {
         "raise_exception": _raise,
         "strftime_now": _time_now,
@@ -50,8 +50,10 @@ def _compiled(source: str, join: Join) -> Template:
         "namespace": _Namespace,
     }
     environment.concat = join  # type: ignore[method-assign]
-    tree = watch(environment, environment.parse(source))
-    code = environment.compile(tree)
+    tree = watch(environment, bounded(environment.parse(source)))
+    tree.set_environment(environment)
+    with within_memory(MAX_BYTES):
+        code = environment.compile(tree)
     return Template.from_code(environment, code, environment.make_globals(None))
 
 
@@ -102,8 +104,9 @@ def _check_name(name: object) -> None:
         )
 
 
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)
+def _raise(message: object) -> NoReturn:
+    need_text(message)
+    raise TemplateError(str(message))
 
 
 def _time_now(form: str) -> str:

@@ -16,6 +16,14 @@ from lora_serve.chat.continuation import cut_at_mark, mark_last
 from lora_serve.chat.model_template import ModelTemplate
 from lora_serve.chat.sandbox import compiled
 from lora_serve.chat.template_data import plain, plain_messages
+from lora_serve.chat.template_memory import (
+    CHAR_BYTES,
+    MAX_BYTES,
+    TemplateMemoryError,
+    charge_value,
+    need,
+    within_memory,
+)
 from lora_serve.chat.template_time import TemplateTimeError, at_most
 from lora_serve.errors import ConfigError, InvalidRequestError, PromptTooLongError
 
@@ -82,7 +90,7 @@ def render_chat(
             "messages",
         )
     _check_names(template_kwargs)
-    with _rendering_within(max_chars), at_most(max_seconds):
+    with _rendering_within(max_chars), at_most(max_seconds), within_memory(MAX_BYTES):
         source = template.source(chat_template, has_tools=tools is not None)
         program = compiled(source, _join_within_limit)
         if not messages:
@@ -109,7 +117,7 @@ def _rendering_within(max_chars: int | None) -> Iterator[None]:
     limit = _max_chars.set(max_chars)
     try:
         yield
-    except (PromptTooLongError, TemplateTimeError):
+    except (PromptTooLongError, TemplateTimeError, TemplateMemoryError):
         raise
     except TemplateSyntaxError as error:  # the model's own and the operator's were read before
         raise InvalidRequestError(
@@ -146,4 +154,7 @@ def _join_within_limit(pieces: Iterable[str]) -> str:
                 "messages",
             )
         taken.append(piece)
-    return "".join(taken)
+    need(CHAR_BYTES * num_chars)
+    text = "".join(taken)
+    charge_value(text)
+    return text

@@ -1,8 +1,8 @@
 """Bounds the processor time of a chat template: a loop of five words within another runs for hours.
 
 Each turn of a loop, and each call, looks at the clock of its thread. What a template writes stays
-the same. Memory, and what a single filter does, are not
-bounded: for templates of clients a process of their own is (`text/request_templates.py`).
+the same. What a single filter does is not bounded: for templates of clients a process of their own
+is (`text/request_templates.py`).
 """
 
 from __future__ import annotations

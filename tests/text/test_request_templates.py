@@ -49,7 +49,7 @@ def test_templates_of_requests_are_rendered_within_bounds(
     with pytest.raises(InvalidRequestError, match="the chat template refused the messages: No"):
         render("{{ raise_exception('No' * 10**6) }}")
     for hungry in (CONSTANT, GROWING):
-        with pytest.raises(InvalidRequestError, match="refused the messages: MemoryError"):
+        with pytest.raises(InvalidRequestError, match=r"MemoryError|makes more than \d+ MiB"):
             render(hungry)
     with pytest.raises(InvalidRequestError, match="takes more than 1 s of processor time"):
         render(LOOP)

@@ -1,0 +1,150 @@
+"""A Jinja sandbox whose templates are held to the room of `template_memory.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Any
+
+from jinja2 import nodes, pass_context, pass_eval_context
+from jinja2.nodes import EvalContext
+from jinja2.runtime import Context, markup_join, str_join
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from lora_serve.chat.template_growth import FILTERS, METHODS, OPERATORS, check_format, counted
+from lora_serve.chat.template_memory import charge_value, need_text
+
+_MADE, _JOINED = "made value", "joined texts"  # no template can name a filter with a space
+_MOST_LITERALS = 16  # of a list in a template that are not counted each time
+_CHECKED = tuple(METHODS)
+_AT_HAND = (str, list, tuple, dict)
+_TAKE_ALL = frozenset(("join", "sum"))  # filters that take all of a generator at once
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """Compile what `bounded` returns, and render it, within `within_memory`."""
+
+    intercepted_binops = frozenset(OPERATORS)
+
+    def __init__(self, extensions: Sequence[Any]) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_written
+        )
+        del self.globals["lipsum"]  # random text, as much as is asked for
+        for name in list(self.filters):
+            self.bound_filter(name)
+        self.filters |= {_MADE: _made_again, _JOINED: _joined}
+
+    def bound_filter(self, name: str) -> None:
+        """Hold a filter of the environment to the room."""
+        self.filters[name] = _bounded_filter(name, self.filters[name])
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        check = OPERATORS[operator]
+        if check is not None:
+            check(left, right)
+        value = self.binop_table[operator](left, right)
+        charge_value(value)
+        return value
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        made = super().wrap_str_format(value)
+        if made is None:
+            return None
+        form = value.__self__
+
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            is_map = value.__name__ == "format_map" and args and isinstance(args[0], dict)
+            check_format(form, () if is_map else args, args[0] if is_map else kwargs)
+            return str(_made(made(*args, **kwargs)))
+
+        return bounded
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, _CHECKED):
+            name = __obj.__name__
+            check = next(m.get(name) for kind, m in METHODS.items() if isinstance(owner, kind))
+            if name == "join" and args and not isinstance(args[0], _AT_HAND):
+                args = (list(counted(args[0])), *args[1:])
+            if check is not None:
+                check(owner, *args, **kwargs)
+        return _made(super().call(__context, __obj, *args, **kwargs))
+
+
+def bounded(tree: nodes.Template) -> nodes.Template:
+    """A parsed template whose `~`, slices and long lists are counted, too."""
+    result = _Counted().visit(tree)
+    assert isinstance(result, nodes.Template)
+    return result
+
+
+class _Counted(NodeTransformer):
+    """Puts filters around what no environment is asked for."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), _JOINED)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, _MADE) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, _MADE) if len(node.items) > _MOST_LITERALS else node
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        is_long = node.ctx == "load" and len(node.items) > _MOST_LITERALS
+        return _filtered(node, _MADE) if is_long else node
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, _MADE) if len(node.items) > _MOST_LITERALS else node
+
+
+def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+def _made(value: Any) -> Any:
+    charge_value(value)
+    return value
+
+
+@pass_context
+def _made_again(_: Context, value: Any) -> Any:
+    """What is made each time: with a context, so that no constant is made of it beforehand."""
+    return _made(value)
+
+
+@pass_eval_context
+def _joined(context: EvalContext, texts: Iterable[Any]) -> Any:
+    need_text(*texts)
+    return _made(markup_join(texts) if context.autoescape else str_join(texts))
+
+
+def _written(value: Any) -> Any:
+    """Called with each value that is written out."""
+    if type(value) is not str:
+        need_text(value)
+    return value
+
+
+def _bounded_filter(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    check, takes_all = FILTERS.get(name), name in _TAKE_ALL
+    first = int(hasattr(original, "jinja_pass_arg"))  # behind the context that Jinja gives
+
+    @wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if takes_all and not isinstance(args[first], _AT_HAND) and hasattr(args[first], "__iter__"):
+            args = (*args[:first], list(counted(args[first])), *args[first + 1 :])
+        if check is not None:
+            check(*args[first:], **kwargs)
+        value = original(*args, **kwargs)
+        charge_value(value)
+        return value
+
+    return run
