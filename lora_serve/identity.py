@@ -71,7 +71,7 @@ class CacheNamespace:
 
     @property
     def of_base_model(self) -> CacheNamespace:
-        """That of the base model's requests with the same salt."""
+        """The namespace of the base model's requests with the same salt."""
         return CacheNamespace(self.model_fingerprint, BASE_MODEL, self.cache_salt)
 
 

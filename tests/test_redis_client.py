@@ -90,7 +90,7 @@ def test_the_bound_is_of_one_answer_not_of_a_connection(server: RedisServer) -> 
 
 
 def test_what_is_received_into_a_buffer_is_counted() -> None:
-    """As hiredis does, where it is installed."""
+    """What hiredis does, where it is installed."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         bounded = redis_client._BoundedSocket(ours, 6)

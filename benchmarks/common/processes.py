@@ -60,7 +60,7 @@ def num_processes(pid: int) -> int:
 
 
 def _children(pid: int) -> list[int]:
-    """Those that any of its threads has started and that live; none if it has ended."""
+    """The children that any of its threads has started and that live; none if it has ended."""
     found: list[int] = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):

@@ -84,7 +84,7 @@ WORKS = (
 
 
 def launches_of(model: ModelShape, work: Work, machine: Machine) -> list[Launch]:
-    """Those of one decoder layer in one step."""
+    """The launches of one decoder layer in one step."""
     launches: list[Launch] = []
     kernels = TritonKernels(META, machine, batch_invariant=True, run=launches.append)
     _run_layer(kernels.ops(), model, work)
@@ -131,7 +131,7 @@ def _run_layer(ops: Ops, model: ModelShape, work: Work) -> None:
 
 
 def codes_launches(work: Work, machine: Machine) -> list[Launch]:
-    """Those of linear layers and experts over codes of each kind, and of plain experts."""
+    """Launches of linear layers and experts over codes of each kind, and of plain experts."""
     launches: list[Launch] = []
     kernels = TritonKernels(META, machine, batch_invariant=True, run=launches.append)
     ops, (out_features, in_features) = kernels.ops(), CODES_SHAPE
@@ -198,7 +198,7 @@ def _plan_attention(ops: Ops, work: Work) -> object:
 
 
 def sampling_launches(machine: Machine) -> list[Launch]:
-    """Those of a step that samples, with all filters, from the largest vocabulary of the models."""
+    """Launches of a step that samples, with all filters, from the models' largest vocabulary."""
     launches: list[Launch] = []
     sampler = TritonSampler(Launcher(machine, launches.append))
     logits = torch.empty(32, VOCAB_SIZE, dtype=torch.bfloat16, device=META)

@@ -234,7 +234,7 @@ def _layer_width(shape: ModelShape, in_segments: bool) -> int:
 
 
 def _num_parameters(shape: ModelShape) -> int:
-    """Those that are multiplied with."""
+    """The parameters that are multiplied with."""
     of_layer = sum(outputs * inputs for outputs, inputs in shape.projections.values())
     return shape.num_hidden_layers * of_layer + shape.vocab_size * shape.hidden_size
 

@@ -65,7 +65,7 @@ class Adaptable:
 
     @property
     def all_modules(self) -> Shapes:
-        """Those of the vocabulary among them."""
+        """All projections that may be changed, the vocabulary's among them."""
         if self.vocabulary is None:
             return self.lora_modules
         return {**self.lora_modules, **self.vocabulary.lora_modules}

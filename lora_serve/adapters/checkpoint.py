@@ -285,7 +285,11 @@ def _add_tensors(sha: hashlib._Hash, tensors: Sequence[RawTensor]) -> None:
 
 
 def _lora_settings(directory: AdapterDirectory, findings: list[str]) -> LoRASettings:
-    """Those of a LoRA. Raises AdapterFormatError for another method, whose tensors mean nothing."""
+    """The settings of a LoRA.
+
+    Raises:
+        AdapterFormatError: it is of another method, whose tensors mean nothing.
+    """
     settings = _read_settings(directory, findings)
     if not settings.is_lora:
         raise AdapterFormatError(directory.path, findings)

@@ -230,7 +230,7 @@ def _other_method(peft_type: object) -> str:
 
 
 def _invocation_tokens(config: Mapping[str, object], findings: list[str]) -> tuple[int, ...]:
-    """Those of an activated LoRA; none of any other, for which PEFT writes null."""
+    """The tokens of an activated LoRA; none of any other, for which PEFT writes null."""
     name = "alora_invocation_tokens"
     if config.get(name) is None:
         return ()
@@ -247,7 +247,10 @@ def _modules_to_save(config: Mapping[str, object], findings: list[str]) -> tuple
 
 
 def _target_parameters(config: Mapping[str, object], findings: list[str]) -> tuple[str, ...]:
-    """Those of experts. LoRA on any other is scaled by patterns that name it, not its module."""
+    """The parameters of experts.
+
+    LoRA on any other is scaled by patterns that name it, not its module.
+    """
     names = config.get("target_parameters") or []
     if not _are_names(names):
         findings.append(f"target_parameters is {shown(names)}; it must be a list of names, or null")
@@ -269,7 +272,7 @@ def _version(value: object) -> tuple[int, int, int] | None:
 def _trainable_tokens(
     config: Mapping[str, object], findings: list[str]
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Those of each matrix. PEFT takes a list for the embeddings'."""
+    """The tokens of each matrix. PEFT takes a list for the embeddings'."""
     value = config.get("trainable_token_indices") or {}
     by_matrix: dict[str, object] = value if isinstance(value, dict) else {"": value}
     found = []

@@ -45,7 +45,7 @@ class TargetModules:
     ties: bool = False
 
     def without_lora(self, modules: Iterable[str], findings: list[str]) -> frozenset[str]:
-        """Those of the modules that get none; a finding, and none, where that takes too long."""
+        """The modules that get no LoRA; a finding, and none, where that takes too long."""
         deadline = time.thread_time() + _MATCHING_SECONDS
         try:
             return frozenset(name for name in modules if not self._has_lora(name, deadline))

@@ -80,7 +80,7 @@ class Counters:
         self._map.close()
 
     def late_ranks(self) -> list[int]:
-        """Those that another one waits for; none where all have come equally far."""
+        """The ranks that another one waits for; none where all have come equally far."""
         with memoryview(self._map).cast("q") as words:
             turns = words[:: _LINE // _WORD].tolist()
         return [rank for rank, turn in enumerate(turns) if turn < max(turns)]

@@ -105,7 +105,7 @@ class ColdChats:
     def told_logprobs(
         self, ask: Ask, chat: ColdChat, choice: CompletionOutput
     ) -> Sequence[TokenLogprobs]:
-        """Those that the route tells: in responses they are parts of messages alone."""
+        """The logprobs that the route tells: in responses they are parts of messages alone."""
         if ask.talk is None or ask.talk.route != "responses":
             return choice.logprobs
         kinds = token_kinds(

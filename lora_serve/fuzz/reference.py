@@ -258,7 +258,7 @@ class ColdEngine:
 
 
 def _answering(parser: argparse.ArgumentParser, flags: list[str]) -> dict[str, Any]:
-    """Those of the parser's settings that change answers, by their names."""
+    """The parser's settings that change answers, by their names."""
     named = vars(parser.parse_known_args(flags)[0])
     ranks = {name: each for name, each in named.items() if name.startswith("tensor_")}
     reduce = ParallelConfig(**ranks).reduce

@@ -36,7 +36,7 @@ class Rendezvous:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Those that a rank's process must have."""
+        """The descriptors that a rank's process must have."""
         return (self.memory,) if self.memory >= 0 else ()
 
 

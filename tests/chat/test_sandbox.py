@@ -87,7 +87,7 @@ def theirs(
     *,
     continues: bool = False,
 ) -> str:
-    """As a tokenizer of transformers calls it: without fields that are None."""
+    """What a tokenizer of transformers renders: fields that are None are left out."""
     given = [{key: v for key, v in message.items() if v is not None} for message in messages]
     (text,), _ = render_jinja_template(
         [given],

@@ -107,7 +107,7 @@ def test_all_that_needs_no_weights_is_refused_at_once(model_path: Path, tmp_path
 def test_a_template_without_known_tool_calls_is_refused_before_weights_are_read(
     model_path: Path, tmp_path: Path
 ) -> None:
-    """Those of this model cannot be read at all."""
+    """The weights of this model cannot be read at all."""
     model = shutil.copytree(model_path, tmp_path / "model")
     for weights in model.glob("*.safetensors"):
         weights.write_bytes(b"no weights")

@@ -47,7 +47,7 @@ def in_shared_memory(world_size: int, limits: RankLimits) -> list[Callable[[], G
 
 
 def on_streams(world_size: int, directory: Path) -> list[Callable[[], Group]]:
-    """Those of cards, by the calls that NCCL gets, which gloo does for tensors of the CPU."""
+    """The groups of cards, by the calls that NCCL gets, which gloo does for tensors of the CPU."""
     hosts = in_process_groups(world_size, LIMITS)
 
     def make(rank: int) -> Group:

@@ -9,7 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TREES = ("lora_serve", "benchmarks", "tests")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-NO_SUBJECT = ("As ", "By ", "For ", "From ", "In ", "Of ", "To ", "Whoever ", "With ")
+NO_SUBJECT = (
+    *("As ", "By ", "For ", "From ", "In ", "Of ", "That ", "Those ", "To ", "Whoever ", "With "),
+)
 
 
 def docstrings() -> Iterator[tuple[str, str]]:

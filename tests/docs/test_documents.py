@@ -151,7 +151,7 @@ def help_of(command: str) -> str:
 
 
 def flags_named(document: Path) -> Iterator[str]:
-    """Those that stand alone, and those behind `lora-serve`; other programs have their own."""
+    """Flags that stand alone or behind `lora-serve`; other programs have their own."""
     text = prose(document)
     if document.name.startswith("from-"):  # the first column is the other engine's
         text = re.sub(r"^\| .*? \|", "|", text, flags=re.MULTILINE)

@@ -28,7 +28,7 @@ def _children(pid: int) -> set[int]:
 
 
 def pids_below(pid: int, kind: bytes) -> list[int]:
-    """Those whose command line has `kind` in it."""
+    """The processes whose command line has `kind` in it."""
     found = []
     for each in descendants(pid):
         try:

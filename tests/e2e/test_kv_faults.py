@@ -56,7 +56,7 @@ class Place:
         ]
 
     def check(self, asked: Sequence[Future[Answer]]) -> int:
-        """That all are the cold answers; how many prompt tokens were found."""
+        """Hold that all are the cold answers; returns how many prompt tokens were found."""
         answers = [one.result(120) for one in asked]
         for answer, cold in zip(answers, (*self.colds, *self.colds), strict=True):
             assert answer.same_as(cold)

@@ -46,7 +46,7 @@ def test_two_servers_share_one_place_and_one_outlives_the_other(
         colds = [ask(one, prompt=prompt, cache_salt="cold") for prompt in PROMPTS]
 
         def check(server: ServerProcess, salt: str) -> int:
-            """That each answer is the cold one; how many prompt tokens were found."""
+            """Hold that each answer is the cold one; returns how many prompt tokens were found."""
             answers: list[Answer] = list(
                 callers.map(lambda prompt: ask(server, prompt=prompt, cache_salt=salt), PROMPTS)
             )

@@ -158,7 +158,7 @@ class Table:
         return 2 * self.num_tokens
 
     def check_what_was_stored(self, server: ServerProcess) -> int:
-        """That it is found for what it is of, and for nothing else; as `store`."""
+        """Hold that it is found for what it is of, and for nothing else; as `store`."""
         for answer, cold in (
             (ask(server, **self.b), self.cold_b),  # row 2
             (ask(server, **{**self.b, "cache_salt": "another"}), self.cold_b),  # row 3

@@ -146,7 +146,7 @@ def test_values_that_are_not_finite_are_told_at_each_start(
 
 
 def test_codes_of_a_checkpoint_are_kept(tmp_path: Path, where: Path, start: Start) -> None:
-    """Those of experts, too."""
+    """The codes of experts are, too."""
     model = ALL_MODELS["olmoe"].make()
     file = save_gguf(model, tmp_path / "m.gguf", lambda _: GgmlType.Q4_0)
     _, *alone = start(file, None)

@@ -129,7 +129,7 @@ def _tables(request: Request) -> tuple[tuple[int, tuple[int, ...]], ...]:
 
 
 def _fetches(world: World) -> Sequence[Fetch[Request]]:
-    """Those in flight, oldest first, and those in hand."""
+    """Fetches in flight, oldest first, and in hand."""
     fetches = world.connector._fetches
     return list(dict.fromkeys((*fetches._in_flight.values(), *fetches._by_member.values())))
 

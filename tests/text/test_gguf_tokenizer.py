@@ -91,7 +91,7 @@ def test_tokens_before_and_after_a_text_are_as_the_file_says(tmp_path: Path) -> 
 
 
 def test_a_token_that_has_a_purpose_is_special_whatever_kind_it_is(tmp_path: Path) -> None:
-    """As transformers has it: answers' texts leave it out."""
+    """What transformers does: answers' texts leave it out."""
     plain = Tokenizer(str(write_byte_level(tmp_path / "a.gguf")))
     (token_id,) = plain.encode("hello")[-1:]
     ours = Tokenizer(str(write_byte_level(tmp_path / "b.gguf", bos_token_id=token_id)))

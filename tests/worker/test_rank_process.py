@@ -111,7 +111,7 @@ def test_a_rank_that_hangs_at_its_start_is_not_waited_for_for_ever(model: Path) 
 def test_ranks_leave_no_directory_however_they_end(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that meet in memory need none; the next ones remove that of an engine that was killed.
+    """Ranks that meet in memory need none; the next ones remove that of an engine that was killed.
 
     A lock that is free is what its owner's end leaves.
     """

@@ -63,7 +63,7 @@ PATHS = (
 
 
 def chosen_clients(names: Iterable[str]) -> list[Client]:
-    """Those whose name begins with one of the names; all if there is none.
+    """The clients whose name begins with one of the names; all if there is none.
 
     Raises:
         ValueError: a name is no client's.

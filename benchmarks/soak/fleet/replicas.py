@@ -154,7 +154,7 @@ class Servers:
 
 
 class RayReplicas:
-    """Those of one `lora-serve serve --replicas`, behind its address."""
+    """The replicas of one `lora-serve serve --replicas`, behind its address."""
 
     def __init__(
         self, model: Path, count: int, flags: Sequence[str], directory: Path, troubles: Troubles

@@ -257,7 +257,7 @@ def _config(header: GgufHeader, architecture: str, family: GgufFamily) -> dict[s
 
 
 def _layers_without_experts(header: GgufHeader, config: Mapping[str, object]) -> list[object]:
-    """Those among the first layers, as many as there are tensors: a file may lie of its layers."""
+    """Such layers among the first, as many as there are tensors: a file may lie of its layers."""
     layers = config["num_hidden_layers"]
     count = min(layers, len(header.tensors)) if isinstance(layers, int) else 0
     return [i for i in range(count) if f"blk.{i}.ffn_gate_inp.weight" not in header.tensors]

@@ -102,7 +102,7 @@ class Connections:
         return any(connection.has_unsent for connection in self._open)
 
     def unfinished(self) -> tuple[list[GuardedConnection], list[GuardedConnection]]:
-        """Those whose answers the server still makes, and those that wait for their clients."""
+        """Requests whose answers the server still makes, and that wait for their clients."""
         stalled = [connection for connection in self._open if connection.is_stalled]
         answering = {connection for connection in self._open if connection.is_answering}
         return list(answering.difference(stalled)), stalled

@@ -17,7 +17,7 @@ async def test_a_server_on_a_loopback_address_answers_the_slow_reader() -> None:
 
 
 async def test_a_server_refuses_hostile_bodies_as_the_soak_expects() -> None:
-    """Those of its own routes and limits; a fake engine has other adapters."""
+    """Bodies for its own routes and limits; a fake engine has other adapters."""
     engine = FakeEngine(fake_config(enable_prompt_embeds=True), max_model_len=1024)
     unexpected = []
     async with serving(engine) as url:

@@ -591,7 +591,7 @@ async def test_an_engine_that_makes_no_step_but_answers_is_left_alone() -> None:
 async def test_a_bug_while_an_engine_is_replaced_ends_no_supervisor(
     monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """Those who waited then get an error; those who come later are answered."""
+    """Requests that waited then get an error; later ones are answered."""
     first, second = FakeClient(0), FakeClient(3)
     engine = make(first, second)
     whole = getattr(AsyncEngine, method)

@@ -296,7 +296,7 @@ def test_a_factor_without_a_kind_scales_linearly_as_in_llama_cpp(
 
 
 def test_yarns_amplitude_is_the_models_own(tmp_path: Path) -> None:
-    """As of the config of transformers that the file was made of."""
+    """The config of transformers that the file was made of has the same."""
     stated = {"attention_factor": 0.75, "beta_fast": 24.0, "beta_slow": 2.0}
     options = {"rope_parameters": YARN_ROPE | stated}
     model = TinyModel(LlamaConfig, LlamaForCausalLM, options).make()
@@ -334,7 +334,7 @@ def test_metadata_that_would_change_the_arithmetic_is_refused(
 def test_all_keys_of_the_format_that_change_arithmetic_are_heeded_or_refused(
     tmp_path: Path,
 ) -> None:
-    """By the names that the format's own package has."""
+    """The names are those of the format's own package."""
     keys = gguf.Keys
     named = {
         key.removeprefix("{arch}.")

@@ -97,7 +97,7 @@ def test_of_a_quantized_layer(
 
 
 def stored_codes(bits: int, group: int, inputs: int, has_offsets: bool) -> QuantizedWeight:
-    """Of a checkpoint. The first 64 outputs' codes, scales and offsets fit fewer bits than all."""
+    """Codes as a checkpoint has them: the first 64 outputs' parts fit fewer bits than all."""
     most = 2 ** (bits - 1) - 1
     form = CodeFormat("stored", bits, group, least=-most - 1, most=most)
     random = torch.Generator().manual_seed(bits + group)

@@ -148,7 +148,7 @@ def test_codes_times_a_row_are_the_same_alone_and_among_many(
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_denormals_are_zero_to_a_row_alone_too(ops: Ops, bits: int) -> None:
-    """Those of the row, and sums on their way; scales lift the rest to where it would show."""
+    """Denormals of the row, and sums on their way; scales lift the rest to where it would show."""
     assert ops.pack_codes is not None
     form = CodeFormat("stored", bits, 32, least=-8, most=7)
     random = torch.Generator().manual_seed(bits)

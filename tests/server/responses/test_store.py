@@ -15,7 +15,7 @@ class Clock:
 
 
 def kept(store: StoredResponses, tenant: str, ids: str) -> str:
-    """Those of these ids that are still there."""
+    """The ids of these that are still there."""
     found = ""
     for response_id in ids:
         try:
