@@ -93,7 +93,7 @@ def _sample_input(request: Request, position: int, drafts: Sequence[int] = ()) -
 
 def _bitmask_behind(request: Request, num_drafts: int) -> bytes | None:
     """What may be sampled behind so many drafts."""
-    if not (num_drafts and request.is_held):
+    if not (num_drafts and request.is_constrained):
         return request.bitmask
     assert request.masked_drafts is not None, "a draft is verified without its mask"
     return request.masked_drafts.bitmask_behind(num_drafts)

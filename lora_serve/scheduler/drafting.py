@@ -122,9 +122,9 @@ class Drafting:
         self, request: Request, chunk: ScheduledRequest, num_wanted: int, num_rows: int
     ) -> Offer | None:
         """So many guesses, or none; their rows and those that they let a grammar force are more."""
-        is_held = request.is_held
-        drafts = self._drafts(request, 0 if is_held else num_wanted, chunk.num_tokens)
-        if not is_held:
+        is_constrained = request.is_constrained
+        drafts = self._drafts(request, 0 if is_constrained else num_wanted, chunk.num_tokens)
+        if not is_constrained:
             return Offer.of_guesses(request, drafts)
         return masked_offer(request, chunk.asked.num_drafts, num_wanted, num_rows)
 
@@ -347,7 +347,7 @@ def _drawable(request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]:
 def _end_before_grammar(request: Request) -> int | None:
     """The token behind which a grammar holds what is free yet; None where none does."""
     reasoning = request.params.reasoning
-    is_free = reasoning is not None and request.has_grammar and not request.is_held
+    is_free = reasoning is not None and request.has_grammar and not request.is_constrained
     return reasoning.end if is_free and reasoning is not None else None
 
 

@@ -211,7 +211,7 @@ class Request:
         return self.params.structured_outputs is not None
 
     @property
-    def is_held(self) -> bool:
+    def is_constrained(self) -> bool:
         """Whether a grammar says what may come next; it does not while the model reasons."""
         return self.has_grammar and self.grammar_start is not None
 
