@@ -33,8 +33,8 @@ from lora_serve.bench.workload import TimedRequest, WorkloadSpec, make_workload
 from lora_serve.demo.model import ensure_demo
 from lora_serve.demo.server_process import free_port
 
-NUM_SEATS = 16
-IN_LOOP = 2 * NUM_SEATS
+MAX_NUM_SEQS = 16
+IN_LOOP = 2 * MAX_NUM_SEQS
 SHAPE = {"input_tokens": 64, "output_tokens": 64, "vocab_size": 300}
 
 
@@ -67,14 +67,14 @@ class Goodput:
 
 async def measure(model: Path, num_requests: int, overload: float, turns: int) -> Goodput:
     port = free_port()
-    flags = ("--max-num-seqs", str(NUM_SEATS), "--max-num-queued-reqs", str(NUM_SEATS))
+    flags = ("--max-num-seqs", str(MAX_NUM_SEQS), "--max-num-queued-reqs", str(MAX_NUM_SEQS))
     command = lora_serve_command(str(model), port, flags)
     log = Path(tempfile.mkdtemp(prefix="overload-")) / "server.log"
     url = f"http://127.0.0.1:{port}"
     endpoint = Endpoint(Origin.parse(url), str(model))
     async with running_server(command, url, log):
-        warmup = make_workload(WorkloadSpec(seed=0, num_requests=2 * NUM_SEATS, **SHAPE))
-        await run_load(endpoint, warmup, NUM_SEATS)
+        warmup = make_workload(WorkloadSpec(seed=0, num_requests=2 * MAX_NUM_SEQS, **SHAPE))
+        await run_load(endpoint, warmup, MAX_NUM_SEQS)
         closed = [await closed_loop(endpoint, num_requests, seed=1)]
         above: list[float] = []
         num_answered = 0

@@ -2,7 +2,7 @@
 
 Weights are kept by digest: two names may share them. Weights that a request runs on, or that could
 not be read again, are never evicted; the bound is exceeded instead. Knows digests and claims, no
-names. Every operation takes constant time.
+names. Every operation but `claims` takes constant time.
 """
 
 from __future__ import annotations

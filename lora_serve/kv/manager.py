@@ -140,12 +140,8 @@ class KVCacheManager:
             num_found: blocks that need not be computed: those of the hit, and what tiers gave.
         """
         assert not holder.block_tables, "admitted while it still holds blocks"
-        parts = [
-            self._allot(group, hit.num_blocks, found, num_found, num_tokens)
-            for group, found in zip(self.needs.groups, hit.blocks, strict=True)
-        ]
-        num_idle = sum(block.ref_cnt == 0 for part in parts for block in part.found)
-        if sum(part.num_new for part in parts) > self.pool.num_free - num_idle:
+        parts = self._allotments(hit, num_found, num_tokens)
+        if self._num_lacking(parts) > 0:
             return False
         for part in parts:  # before any is taken, lest our own hit be evicted for us
             for block in part.found:
@@ -153,6 +149,20 @@ class KVCacheManager:
         holder.block_tables = [self._table(part) for part in parts]
         holder.num_committed_blocks = hit.num_blocks
         return True
+
+    def fits(self, hit: CacheHit, num_found: int, num_tokens: int, without: BlockHolder) -> bool:
+        """Whether `admit` has enough blocks if `without` is freed before. Changes nothing."""
+        parts = self._allotments(hit, num_found, num_tokens)
+        num_lacking = self._num_lacking(parts)
+        if num_lacking <= 0:
+            return True
+        found = {block.block_id for part in parts for block in part.found}
+        num_freed = sum(
+            block_id not in found and self.pool.blocks[block_id].ref_cnt == 1
+            for table in without.block_tables
+            for block_id in table.seen_block_ids
+        )
+        return num_lacking <= num_freed
 
     def extend(self, holder: BlockHolder, num_tokens: int, num_spared: int = 0) -> bool:
         """Grow a request's tables to hold `num_tokens`; False, and no change, without room.
@@ -299,6 +309,17 @@ class KVCacheManager:
         first = group.first_seen(len(hashes) * self.block_size, self.block_size)
         found = [self.pool.find(block_hash, index) for block_hash in hashes[first:]]
         return [block for block in found if block is not None]
+
+    def _allotments(self, hit: CacheHit, num_found: int, num_tokens: int) -> list[_Allotment]:
+        return [
+            self._allot(group, hit.num_blocks, found, num_found, num_tokens)
+            for group, found in zip(self.needs.groups, hit.blocks, strict=True)
+        ]
+
+    def _num_lacking(self, parts: Sequence[_Allotment]) -> int:
+        """How many new blocks there are too few; none if it is not above 0."""
+        num_idle = sum(block.ref_cnt == 0 for part in parts for block in part.found)
+        return sum(part.num_new for part in parts) - (self.pool.num_free - num_idle)
 
     def _allot(
         self,

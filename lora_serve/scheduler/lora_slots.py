@@ -96,7 +96,10 @@ class LoRASlots:
             self._leave(ref)
 
     def release_unused(self) -> None:
-        """Free the LoRA slots of adapters whose waiting requests have all been aborted."""
+        """Free the LoRA slots of adapters that neither run, load nor have a request in the queue.
+
+        Their requests were aborted, or wait for KV, or for the end of a pause.
+        """
         for ref in list(self._slots):
             self._leave_if_unused(ref)
 

@@ -1,8 +1,8 @@
 """Who is next: waiting requests by adapter, and by share where shares are fair. O(log n).
 
 A request's precedence is (priority, tokens served to its share, order of arrival), the smallest
-first; without fair shares the one in the middle is the same for all. A request that was preempted
-goes before those that have not begun.
+first; without fair shares the one in the middle is the same for all. With them, a request that was
+preempted for want of blocks goes before all others of its priority.
 
 A step holds at most `max_loras` adapters. Requests of an adapter that has a LoRA slot may overtake
 earlier ones of an adapter that has none, but only OVERTAKE_LIMIT times: then adapters'
@@ -209,6 +209,17 @@ class WaitingQueue:
         self._drop_if_empty(group)
         self._leave_share(request)
 
+    def admit(self, request: Request) -> None:
+        """Remove the request that `peek` returned, because it is to run.
+
+        Counts the overtaking, if it passes one before it that waits for a LoRA slot.
+        """
+        without_slot = self._without_slot.head()
+        is_of_base = request.namespace.adapter is BASE_MODEL
+        if without_slot is not None and not is_of_base and self._precedes(without_slot, request):
+            without_slot.num_overtaken += 1
+        self.pop(request)
+
     def note_gone(self, request: Request) -> None:
         """A queued request is no longer WAITING: it was aborted."""
         self._leave_share(request)
@@ -248,13 +259,14 @@ class WaitingQueue:
         candidates = [head for head in (base, with_slot, without_slot) if head is not None]
         return min(candidates, key=self._precedence, default=None)
 
-    def note_admitted(self, request: Request) -> None:
-        """Count the overtaking, if `request` passed one before it that waits for a LoRA slot."""
-        without_slot = self._without_slot.head()
-        if request.namespace.adapter is BASE_MODEL or without_slot is None:
-            return
-        if self._precedes(without_slot, request):
-            without_slot.num_overtaken += 1
+    def goes_before(self, waiting: Request, running: Request) -> bool:
+        """Whether a running request of another share gives way by its rank, if it must at all.
+
+        It does if both are of one priority and of equal counts.
+        """
+        assert self._shares is not None, "no share has places of its own"
+        rank = running.sort_key[0], self._shares.served(running.share)
+        return self._precedence(waiting)[:2] <= rank
 
     def take_group(self, adapter: AdapterRef) -> list[Request]:
         """Remove and return all that wait for this adapter (it can no longer be served)."""

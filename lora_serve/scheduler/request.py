@@ -58,7 +58,8 @@ class Request:
     awaits_drafts: a step in flight gives it drafts, which its next one verifies.
     num_cached_tokens: found when it was first admitted, of num_queried_tokens looked up.
     num_cached_by_tier: the same by where they were found, "device" first; empty without tiers.
-    gave_way: it was preempted for a share that had nothing running, so it does not resume first.
+    gave_way: it was preempted for a share that had nothing running, so it does not resume first;
+        until it runs again.
     num_found_blocks: blocks that were found at the last admission, and need not be computed.
     block_hashes: of all full blocks; the chain of `identity.py`.
     adapter_start: as of `ScheduledRequest`.

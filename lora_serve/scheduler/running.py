@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from lora_serve.scheduler.request import Request
 
@@ -35,17 +35,23 @@ class RunningRequests:
         if not self._num_of_share[request.share]:
             del self._num_of_share[request.share]
 
-    def unfairly_placed(self, waiting: Request) -> Request | None:
+    def unfairly_placed(
+        self, waiting: Request, goes_before: Callable[[Request, Request], bool]
+    ) -> Request | None:
         """The request that gives way to `waiting`, whose share has none of the places.
 
-        It is the youngest of the share that has most of them. One place is left to each share, so
-        a request gives way only as often as shares come that have none.
+        It is the youngest of its share, which has more places than one, and more than any other
+        share whose youngest `waiting` goes before. None if there is no such request.
         """
         if waiting.share in self._num_of_share:
             return None
-        share, count = self._num_of_share.most_common(1)[0]
-        victim = next(request for request in reversed(self.in_order) if request.share == share)
-        return victim if count > 1 and victim.sort_key[0] >= waiting.sort_key[0] else None
+        youngest = {request.share: request for request in self.in_order}
+        victims = (
+            request
+            for share, request in youngest.items()
+            if self._num_of_share[share] > 1 and goes_before(waiting, request)
+        )
+        return max(victims, key=lambda r: self._num_of_share[r.share], default=None)
 
     def check_invariants(self) -> None:
         """Assert what must hold between steps."""

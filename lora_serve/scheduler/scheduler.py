@@ -1,9 +1,9 @@
 """Which request computes which tokens in the next step. Touches no tensor, reads no clock.
 
-State changes in `add`, `abort`, `schedule`, `update_from_output`, `pause` and `resume`. Running
-requests go first, oldest first; without room the youngest is preempted and later recomputed.
-Waiting ones follow while tokens, LoRA slots and blocks last. Admission asks for the blocks that are
-not cached.
+State changes in `add`, `abort`, `schedule`, `update_from_output`, `pause`, `resume` and
+`reset_prefix_cache`, and where weights, fetches or masks have come. Running requests go first,
+oldest first; without room the youngest is preempted and later recomputed. Waiting ones follow while
+tokens, LoRA slots and blocks last. Admission asks for the blocks that are not cached.
 
 A step may be planned while the one before it is in flight. It knows nothing of that one's outcome
 but what is certain. A request that depends on more of it waits, and none is preempted meanwhile.
@@ -207,14 +207,10 @@ class Scheduler:
         self._planned = []
         self.admitted = []
         budget = 0 if self._pause.is_paused else self._config.max_num_batched_tokens
-        if victim := self._unfairly_placed():
-            if self._in_flight:
-                budget = 0
-            else:
-                victim.gave_way = True
-                self._preempt(victim)
         budget, is_short = self._schedule_running(budget)
         if not is_short:  # do not admit a request that this step would have to preempt
+            if self._is_fair and len(self._running) >= self._config.max_num_seqs:
+                budget = self._give_way(budget)
             budget = self._schedule_waiting(budget)
             if self._drafting is not None:
                 self._drafting.add(self._planned, budget, len(self._running))
@@ -222,14 +218,6 @@ class Scheduler:
         step_id = self._in_flight.begin(self._planned)
         chunks = tuple(chunk for _, chunk in self._planned)
         return SchedulerOutput(step_id, chunks, kv_saves=moves.saves, kv_loads=moves.loads)
-
-    def _unfairly_placed(self) -> Request | None:
-        """The request that gives way, where all places are taken and a share has none of them."""
-        is_full = len(self._running) >= self._config.max_num_seqs
-        if not self._is_fair or not is_full or self._pause.is_on:
-            return None
-        waiting = self._queue.peek(self._slots.is_free)
-        return None if waiting is None else self._running.unfairly_placed(waiting)
 
     def _schedule_running(self, budget: int) -> tuple[int, bool]:
         """What is left of the budget, and whether blocks were short."""
@@ -275,6 +263,41 @@ class Scheduler:
             if self._kv.extend(request, num_tokens):
                 return True
 
+    def _give_way(self, budget: int) -> int:
+        """Let a share that has none of the places, all taken, have one; what is left of the budget.
+
+        Why no request gives way again and again: its place is another's in the same step, so all
+        stay taken. It comes in again when one falls free, or by this method, once its share has
+        none; but giving way leaves its share one. For both a request must have stopped otherwise.
+        Hence between two such stops (ended, aborted, short of blocks) none gives way twice, and the
+        oldest that runs neither gives way nor is short of blocks: it ends, and so do all.
+        """
+        waiting = None if self._pause.is_on else self._queue.peek(self._slots.is_free)
+        if waiting is None:
+            return budget
+        victim = self._running.unfairly_placed(waiting, self._queue.goes_before)
+        found = None if victim is None else self._found(waiting)
+        if victim is None or found is None:
+            return budget
+        num_found = self._shared.num_found(waiting, found)
+        budget_then = budget + sum(len(c.token_ids) for r, c in self._planned if r is victim)
+        fits = self._kv.fits(found, num_found, waiting.num_tokens, without=victim)
+        if not (budget_then and fits):
+            return budget
+        if self._in_flight:
+            self._planned = []
+            return 0
+        self._planned = [pair for pair in self._planned if pair[0] is not victim]
+        self._queue.admit(waiting)  # before the victim is in the queue, maybe ahead of it
+        victim.gave_way = True
+        self._preempt(victim)
+        # The victim may have been the last running request of its adapter, and left the slot.
+        has_weights = self._has_weights(waiting)
+        assert has_weights, f"{victim.request_id} gave way to one whose weights are gone"
+        is_admitted = self._kv.admit(waiting, found, num_found, waiting.num_tokens)
+        assert is_admitted, f"{victim.request_id} gave way, and its blocks were not enough"
+        return budget_then - self._admit(waiting, found, budget_then)
+
     def _schedule_waiting(self, budget: int) -> int:
         """What is left of the budget."""
         max_looks = 2 * self._config.max_num_seqs  # a crowd is deferred over several steps
@@ -286,18 +309,34 @@ class Scheduler:
                 self._hold(request)
                 continue
             max_looks -= 1
-            adapter = request.namespace.adapter
-            if adapter is not BASE_MODEL and not self._slots.take(adapter):
-                continue
-            found = self._shared.find(request)
-            if isinstance(found, RequestStatus):
-                self._park(request, found)
+            found = self._found(request)
+            if found is None:
                 continue
             num_found = self._shared.num_found(request, found)
             if not self._kv.admit(request, found, num_found, request.num_tokens):
                 return budget
+            self._queue.admit(request)
             budget -= self._admit(request, found, budget)
         return budget
+
+    def _found(self, request: Request) -> CacheHit | None:
+        """What is cached for a request that comes up; None if weights or KV must come first.
+
+        It is not offered again before they have come.
+        """
+        if not self._has_weights(request):
+            return None
+        found = self._shared.find(request)
+        if not isinstance(found, RequestStatus):
+            return found
+        self._queue.pop(request)
+        request.status = found
+        return None
+
+    def _has_weights(self, request: Request) -> bool:
+        """Give the adapter of a request that comes up a LoRA slot; False if it must be read."""
+        adapter = request.namespace.adapter
+        return adapter is BASE_MODEL or self._slots.take(adapter)
 
     def _hold(self, request: Request) -> None:
         """Take a request out of the way of those that have begun."""
@@ -305,15 +344,10 @@ class Scheduler:
         self._pause.hold(request)
         self._slots.release_unused()  # its adapter may have had a slot that one of those needs
 
-    def _park(self, request: Request, status: RequestStatus) -> None:
-        self._queue.pop(request)
-        request.status = status
-
     def _admit(self, request: Request, hit: CacheHit, budget: int) -> int:
         """Let a request that has its blocks run; returns how many tokens it computes now."""
-        self._queue.note_admitted(request)
-        self._queue.pop(request)
         request.status = RequestStatus.RUNNING
+        request.gave_way = False
         self._running.add(request)
         self.admitted.append(request)
         num_by_tier = self._shared.admitted(request, hit)

@@ -13,12 +13,14 @@ import copyreg
 import io
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from types import MappingProxyType
 from typing import ClassVar
 
 from lora_serve.config import SchedulerConfig
+from lora_serve.fuzz.oracle.places import PlaceWatch
 from lora_serve.identity import (
     BASE_MODEL,
     EVERYTHING,
@@ -146,7 +148,7 @@ class World:
 
     left_to_ask: indices into asked, which name the requests. resets: what KV may be reset: that of
     an adapter once, because its next generation begins then; EVERYTHING again and again.
-    num_pauses: how many may yet be begun.
+    num_pauses: how many may yet be begun. served: what shares have got before it begins.
     """
 
     def __init__(
@@ -163,12 +165,14 @@ class World:
         failure_policy: str = "recompute",
         max_fetched_blocks: int = 2,
         connector_class: type[TieredConnector[Request]] = TieredConnector,
-        seats_class: type[LoRASlots] = LoRASlots,
+        slots_class: type[LoRASlots] = LoRASlots,
         writers_class: type[PendingWrites[Request]] = PendingWrites,
         queue_class: type[WaitingQueue] = WaitingQueue,
         groups: Sequence[KVGroup] = (KVGroup(),),
         num_pauses: int = 0,
         pause_class: type[SchedulerPause] = SchedulerPause,
+        scheduler_class: type[Scheduler] = Scheduler,
+        served: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         config = SchedulerConfig(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, fair_share=fair_share
@@ -192,14 +196,19 @@ class World:
                 max_fetched_blocks=max_fetched_blocks,
                 connector_class=connector_class,
             )
-        self.scheduler = scheduler = Scheduler(config, 1, self.kv, self.memory, self.connector)
+        self.scheduler = scheduler = scheduler_class(
+            config, 1, self.kv, self.memory, self.connector
+        )
+        self.places = PlaceWatch()
         slots: Slots = {}
         if queue_class is not WaitingQueue:
             scheduler._queue = queue_class(slots)
         scheduler._queue._slots = slots
-        scheduler._slots = seats_class(1, slots, scheduler._queue, self.memory)
+        scheduler._slots = slots_class(1, slots, scheduler._queue, self.memory)
         scheduler._shared.writers = writers_class()
         scheduler._pause = pause_class()
+        if scheduler._queue._shares is not None:
+            scheduler._queue._shares._served.update(served)
         self.is_overlapped = is_overlapped
         self.in_flight: deque[SchedulerOutput] = deque()
         self.asked = tuple(asked)
@@ -318,8 +327,10 @@ class World:
             self.report()
 
     def plan(self) -> None:
+        places = self.places.look(self.scheduler)
         self.scheduler.take_in_fetches()
         step = self.scheduler.schedule()
+        self.places.check(self.scheduler, places)
         if step.requests:
             self.in_flight.append(step)
         self.scheduler.check_invariants()

@@ -1,4 +1,4 @@
-"""Seats, versions and leases, through the engine core and over the oracle."""
+"""LoRA slots, versions and leases, through the engine core and over the oracle."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_hot_adapter_overtakes_a_cold_one_only_so_often() -> None:
     assert OVERTAKE_LIMIT <= num_before <= OVERTAKE_LIMIT + 3
 
 
-def test_base_requests_pass_while_an_adapter_waits_for_a_seat() -> None:
+def test_base_requests_pass_while_an_adapter_waits_for_a_slot() -> None:
     engine = OracleEngine(max_loras=1, max_num_seqs=4)
     for name in ("a", "b"):
         engine.load(name, f"/{name}", name)

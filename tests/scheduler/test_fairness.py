@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from lora_serve.fuzz.oracle.engine import OracleEngine
 from lora_serve.fuzz.oracle.lone_answers import lone_answer
 from lora_serve.identity import BASE_MODEL
+from lora_serve.sampling_params import SamplingParams
 from lora_serve.scheduler.queue import OVERTAKE_LIMIT
 from lora_serve.scheduler.shares import FairShares
 
@@ -74,7 +76,7 @@ def test_without_shares_the_order_of_arrival_rules() -> None:
     assert largest_gap(0, "none") > 5 * BOUND
 
 
-def test_adapters_without_a_seat_wait_for_a_turn_of_bounded_length() -> None:
+def test_adapters_without_a_slot_wait_for_a_turn_of_bounded_length() -> None:
     turn = OVERTAKE_LIMIT * (MAX_PROMPT + MAX_ANSWER)
     assert largest_gap(0, "adapter", max_loras=1) <= BOUND + turn
     assert largest_gap(0, "none", max_loras=1) > BOUND + turn, "it is not the LoRA slots that do it"
@@ -155,6 +157,123 @@ def test_a_share_keeps_its_last_place() -> None:
         engine.step()
     engine.run()
     assert engine.core.scheduler.totals.num_preemptions == 0
+
+
+@dataclass(frozen=True)
+class CrowdBefore:
+    """A crowd on all places, until a share began for which a prompt was computed before.
+
+    num_computed: tokens of the crowd meanwhile. num_answered: those that its answers got.
+    """
+
+    num_steps: int
+    num_preemptions: int
+    num_computed: int
+    num_answered: int
+
+
+def wait_behind_a_crowd(first_prompt: int, crowd_prompt: int = 20, **settings: Any) -> CrowdBefore:
+    """Let a share come back that has had a prompt of so many tokens computed."""
+    engine = OracleEngine(
+        num_blocks=400,
+        max_num_seqs=4,
+        max_num_batched_tokens=256,
+        fair_share="key",
+        **settings,
+    )
+    engine.add("before", [8 + i % 480 for i in range(first_prompt)], tenant="y", max_tokens=1)
+    for number in range(4):
+        prompt = [(100 + 40 * number + i) % 480 + 8 for i in range(crowd_prompt)]
+        params = SamplingParams(max_tokens=700, min_tokens=700, seed=number)
+        engine.add(f"crowd{number}", prompt, tenant="x", params=params)
+    while engine.core.scheduler.num_running < 4:
+        engine.step()
+    engine.add("late", list(range(300, 330)), tenant="y", max_tokens=2)
+    num_before, num_steps = len(engine.executor.steps), 0
+    while "late" not in engine.outputs and num_steps < 300:
+        engine.step()
+        num_steps += 1
+    chunks = [
+        chunk
+        for step in engine.executor.steps[num_before:]
+        for chunk in step.requests
+        if chunk.request_id.startswith("crowd")
+    ]
+    return CrowdBefore(
+        num_steps,
+        engine.core.scheduler.totals.num_preemptions,
+        sum(chunk.num_tokens for chunk in chunks),
+        sum(bool(chunk.asked.samples) for chunk in chunks),
+    )
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["one by one", "overlapped"])
+def test_a_share_that_has_got_more_waits_for_its_turn(async_scheduling: bool) -> None:
+    waited = wait_behind_a_crowd(600, async_scheduling=async_scheduling)
+    assert 120 < waited.num_steps < 180, "its turn comes when the crowd has got as much"
+    assert waited.num_preemptions == 1
+    assert waited.num_answered > 3.9 * (waited.num_steps - 10), "no step was for nothing"
+
+
+def test_a_share_that_has_got_more_costs_the_crowd_nothing_where_nothing_is_cached() -> None:
+    waited = wait_behind_a_crowd(3000, 400, enable_prefix_caching=False)
+    assert (waited.num_steps, waited.num_preemptions) == (300, 0)
+    assert waited.num_answered == 4 * 300
+    assert waited.num_computed - waited.num_answered < 400, "a prompt was computed again"
+
+
+def test_a_request_gives_way_once_the_weights_of_the_other_are_there() -> None:
+    engine = OracleEngine(
+        max_num_seqs=2, max_loras=2, max_cpu_loras=2, fair_share="adapter", load_delay=20
+    )
+    for name in ("evicted", "other", "crowd"):
+        engine.load(name, f"/{name}", name)
+        for _ in range(40):
+            engine.step()
+    for number in range(2):
+        prompt = list(range(100 + 40 * number, 120 + 40 * number))
+        engine.add(f"crowd{number}", prompt, lora_name="crowd", max_tokens=60)
+    for _ in range(8):
+        engine.step()
+    engine.add("late", list(range(300, 330)), lora_name="evicted", max_tokens=2)
+    num_preemptions = []
+    while "late" not in engine.outputs:
+        engine.step()
+        num_preemptions.append(engine.core.scheduler.totals.num_preemptions)
+    assert len(num_preemptions) > 20
+    assert num_preemptions == [0] * (len(num_preemptions) - 1) + [1]
+
+
+def test_no_request_gives_way_to_one_for_which_there_are_too_few_blocks() -> None:
+    engine = OracleEngine(num_blocks=12, max_num_seqs=2, fair_share="key")
+    for number in range(2):
+        engine.add(f"crowd{number}", [9 + number] * 20, tenant="crowd", max_tokens=60)
+    for _ in range(8):
+        engine.step()
+    engine.add("late", [11] * 170, tenant="late", max_tokens=2)
+    engine.run()
+    assert engine.core.scheduler.totals.num_preemptions == 0
+
+
+def test_a_request_that_gave_way_once_resumes_first_when_blocks_were_short() -> None:
+    engine = OracleEngine(num_blocks=12, max_num_seqs=2, fair_share="key")
+    params = SamplingParams(max_tokens=100, min_tokens=100, seed=1)
+    for number in range(2):
+        engine.add(f"crowd{number}", [9 + number] * 20, tenant="crowd", params=params)
+    for _ in range(8):
+        engine.step()
+    totals = engine.core.scheduler.totals
+    engine.add("late", [11] * 5, tenant="late", max_tokens=2)
+    while "late" not in engine.outputs:
+        engine.step()
+    assert totals.num_preemptions == 1
+    engine.add("large", [12] * 170, tenant="large", max_tokens=2)
+    engine.run()
+    assert totals.num_preemptions == 2, "blocks were not short"
+    order = {name: outputs[-1].finish_reason for name, outputs in engine.outputs.items()}
+    assert list(order)[-1] == "large"
+    begun = [step.requests[0].request_id for step in engine.executor.steps if step.requests]
+    assert begun.index("large") > max(i for i, name in enumerate(begun) if name == "crowd1")
 
 
 def test_priority_goes_before_fairness() -> None:

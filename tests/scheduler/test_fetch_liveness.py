@@ -231,7 +231,7 @@ class CountsTheParked(WaitingQueue):
         return is_parked or super().has_waiting(adapter)
 
 
-def test_exploration_finds_a_fetch_that_keeps_a_seat() -> None:
+def test_exploration_finds_a_fetch_that_keeps_a_slot() -> None:
     with pytest.raises(AssertionError, match="a request waits for another's fetch"):
         explore(tiered(ADAPTERS, queue_class=CountsTheParked))
 

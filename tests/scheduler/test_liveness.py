@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ from lora_serve.scheduler.lora_slots import LoRASlots
 from lora_serve.scheduler.pause import PauseState, SchedulerPause
 from lora_serve.scheduler.queue import WaitingQueue
 from lora_serve.scheduler.request import Request
+from lora_serve.scheduler.scheduler import Scheduler
+from tests.fakes.mutant_schedulers import FAIRNESS_MUTANTS
 from tests.scheduler.exploration import assert_what_is_alike_goes_on_alike, explore
 from tests.scheduler.small_world import Asked, World
 
@@ -55,6 +58,37 @@ OVERLAPPED_WORLDS = {
 @pytest.mark.parametrize("name", OVERLAPPED_WORLDS)
 def test_no_request_waits_for_ever_where_steps_overlap(name: str) -> None:
     assert explore(World(OVERLAPPED_WORLDS[name], num_blocks=3, is_overlapped=True)) > 50
+
+
+CROWD = [Asked(BASE_MODEL, (n, n), 3) for n in range(2)]
+FAIR_WORLDS = {
+    "a late share that has got more": ([*CROWD, Asked(RED, SHARED, 1)], {"red": 6.0}),
+    "a late share that has got less": ([*CROWD, Asked(RED, SHARED, 1)], {"": 4.0}),
+    "a crowd of an adapter": (
+        [Asked(RED, (1, 1), 3), Asked(RED, (2, 2), 3), Asked(BASE_MODEL, SHARED, 1)],
+        {"": 6.0},
+    ),
+}
+
+
+def fair_world(name: str, **more: Any) -> World:
+    """More requests than places, all of which one share may have."""
+    asked, served = FAIR_WORLDS[name]
+    return World(asked, num_blocks=9, budget=4, fair_share="adapter", served=served, **more)
+
+
+@pytest.mark.parametrize("name", FAIR_WORLDS)
+@pytest.mark.parametrize("is_overlapped", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_requests_give_way_only_to_shares_before_them_and_no_more_than_once(
+    name: str, is_overlapped: bool
+) -> None:
+    assert explore(fair_world(name, is_overlapped=is_overlapped)) > 100
+
+
+@pytest.mark.parametrize("mutant", FAIRNESS_MUTANTS)
+def test_exploration_finds_a_scheduler_of_fair_shares_that(mutant: type[Scheduler]) -> None:
+    with pytest.raises(AssertionError, match=r"gave way|given way|preempted for nothing"):
+        explore(fair_world("a late share that has got more", scheduler_class=mutant))
 
 
 WINDOW, FULL = KVGroup(3), KVGroup()
@@ -141,6 +175,11 @@ def test_exploration_finds_windows_that_keep_their_blocks() -> None:
         pytest.param(
             World(WORLDS["two adapters and one LoRA slot"], num_blocks=3, fair_share="adapter"),
             id="two adapters with fair shares",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            fair_world("a late share that has got more"),
+            id="a late share that has got more",
             marks=pytest.mark.slow,
         ),
         *(
@@ -231,7 +270,7 @@ class SleepsThroughCommits(PendingWrites[Request]):
         return []
 
 
-class KeepsSeats(LoRASlots):
+class KeepsSlots(LoRASlots):
     """An adapter's LoRA slot is not given back with its last running request."""
 
     def _leave(self, ref: AdapterRef) -> None:
@@ -239,7 +278,7 @@ class KeepsSeats(LoRASlots):
             super()._leave(ref)
 
 
-class LosesSeatsWithWeights(LoRASlots):
+class LosesSlotsWithWeights(LoRASlots):
     """An adapter whose weights are lost is thought to be loading for ever."""
 
     def load_ended(self, ref: AdapterRef) -> None:
@@ -256,7 +295,7 @@ class KeepsSlotsOfSlowLoads(LoRASlots):
 
 def test_exploration_finds_slots_that_a_load_that_hangs_keeps() -> None:
     with pytest.raises(AssertionError, match="waits for another's fetch or load"):
-        explore(World(WORLDS[SLOTS], num_blocks=3, seats_class=KeepsSlotsOfSlowLoads))
+        explore(World(WORLDS[SLOTS], num_blocks=3, slots_class=KeepsSlotsOfSlowLoads))
 
 
 class LosesThePreempted(WaitingQueue):
@@ -278,8 +317,8 @@ class OverlooksLoads(WaitingQueue):
     ("part", "mutant", "name"),
     [
         ("writers_class", SleepsThroughCommits, "equal prompts"),
-        ("seats_class", KeepsSeats, SLOTS),
-        ("seats_class", LosesSeatsWithWeights, SLOTS),
+        ("slots_class", KeepsSlots, SLOTS),
+        ("slots_class", LosesSlotsWithWeights, SLOTS),
         ("queue_class", OverlooksLoads, SLOTS),
         ("queue_class", LosesThePreempted, "answers that outgrow the pool"),
     ],

@@ -57,6 +57,7 @@ def everything(world: World) -> Hashable:
         frozenset(world.memory.resident),
         (tuple(world.memory.loading), tuple(world.memory.slow)),
         (tuple(shares._served.items()), shares._time) if shares else (),
+        world.places.gave_way(scheduler),
         tuple(
             tuple((chunk.request_id, chunk.start, chunk.end) for chunk in step.requests)
             for step in world.in_flight
@@ -76,7 +77,7 @@ def essence(world: World) -> Hashable:
         block.block_id: (block.block_hash, block.group) if block.block_hash in wanted else None
         for block in pool.blocks
     }
-    shares = scheduler._queue._shares
+    shares, gave_way = scheduler._queue._shares, world.places.gave_way(scheduler)
     return (
         requests,
         frozenset(Counter(world.asked[number] for number in world.left_to_ask).items()),
@@ -90,6 +91,7 @@ def essence(world: World) -> Hashable:
         frozenset(world.memory.resident & _wanted_adapters(world)),
         (frozenset(world.memory.loading), frozenset(world.memory.slow)),
         frozenset((s, n - shares._time) for s, n in shares._served.items()) if shares else (),
+        frozenset(index for r, index in place.items() if r.request_id in gave_way),
         tuple(
             tuple(
                 (place[request], chunk.start, chunk.end)

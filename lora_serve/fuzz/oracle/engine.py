@@ -27,6 +27,7 @@ from lora_serve.fuzz.oracle.executor import ONE_GROUP, MakeExecutor, OracleExecu
 from lora_serve.fuzz.oracle.grammars import OracleGrammars
 from lora_serve.fuzz.oracle.indexer import OracleIndexer, OraclePublisher, RecordingHasher
 from lora_serve.fuzz.oracle.loader import OracleLoader, ReadFaults
+from lora_serve.fuzz.oracle.places import PlaceWatch
 from lora_serve.fuzz.oracle.tier_store import OracleTierStore
 from lora_serve.generate_request import GenerateRequest
 from lora_serve.identity import BASE_MODEL, BlockHash, BlockHasher, NoAdapter
@@ -155,6 +156,7 @@ class OracleEngine:
             self.drafts = DraftWatch(
                 self.speculative.is_enabled, len(self.groups) if is_model else None
             )
+        self.places = PlaceWatch()
         self._num_watched = 0  # of the executor's steps
         self.outputs: dict[str, list[EngineOutput]] = {}
         self.calls: dict[int, CallReply] = {}
@@ -278,7 +280,9 @@ class OracleEngine:
 
     def step(self) -> bool:
         self.clock.now += SECONDS_A_STEP
+        places = self.places.look(self.core.scheduler)
         has_run = self.core.step()
+        self.places.check(self.core.scheduler, places)
         self.core.check_invariants()
         self._check_events()
         if self.drafts is not None:

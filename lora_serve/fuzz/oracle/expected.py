@@ -51,6 +51,7 @@ class TraceResult:
     num_timeouts: int = 0
     num_late_reads: int = 0
     num_pauses: int = 0
+    num_given_way: int = 0
     wrong: list[str] = field(default_factory=list)
 
 

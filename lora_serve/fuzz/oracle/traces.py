@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from lora_serve.fuzz.oracle.crowds import CrowdRequest, RandomCrowds
 from lora_serve.fuzz.oracle.drafts import Asked, Repeats, drawn_row_costs, drawn_speculation
 from lora_serve.fuzz.oracle.draws import RequestDraws
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
@@ -119,6 +120,7 @@ class OracleTrace:
         self.result = TraceResult()
         self.repeats = Repeats(random.Random(f"repeats {seed}"), self.settings["speculative"])
         self.pauses = RandomPauses(random.Random(f"pauses {seed}"))
+        self.crowds = RandomCrowds(random.Random(f"crowds {seed}"), self.settings["max_num_seqs"])
 
     @property
     def num_events(self) -> int:
@@ -133,6 +135,8 @@ class OracleTrace:
         for _ in range(num_operations):
             for request_id in self.pauses.operate(self.engine):
                 self.expected[request_id].is_aborted = True
+            for asked in self.crowds.operate(self._names_without_invocation):
+                self._add_of_crowd(asked)
             self._operate()
         self.pauses.resume(self.engine)
         self.engine.run()
@@ -231,6 +235,25 @@ class OracleTrace:
             pooling=pooling,
             rules=rules,
             do_remote_decode=self._is_handed_over(),
+        )
+
+    @property
+    def _names_without_invocation(self) -> list[str | NoAdapter]:
+        always = [name for name, content in self.versions.items() if not invocation_of(content)]
+        return [BASE_MODEL, *always]
+
+    def _add_of_crowd(self, asked: CrowdRequest) -> None:
+        request_id = f"r{len(self.expected)}"
+        digest = b"" if asked.name is BASE_MODEL else _digest(self.versions[asked.name])
+        num_groups = len(self.settings["groups"])
+        answer = lone_answer(asked.prompt, digest, asked.max_tokens, num_groups=num_groups)
+        self.expected[request_id] = Expected(answer, digest)
+        self.engine.add(
+            request_id,
+            asked.prompt,
+            lora_name=asked.name,
+            max_tokens=asked.max_tokens,
+            tenant=asked.tenant,
         )
 
     def _expected(
@@ -339,6 +362,7 @@ class OracleTrace:
         result.num_timeouts += engine.loader.num_timeouts
         result.num_late_reads += engine.loader.num_late
         result.num_pauses = self.pauses.num_pauses
+        result.num_given_way += engine.places.num_given_way
         assert engine.kv.usage == 0.0, "blocks are still held after the last request has ended"
         infos = engine.core.adapters.infos()
         assert not any(info.num_leases for info in infos)

@@ -21,11 +21,13 @@ from lora_serve.fuzz.oracle.tiered_traces import TieredTrace
 from lora_serve.fuzz.oracle.traces import OracleTrace
 from lora_serve.kv.event_recorder import KVEventRecorder
 from lora_serve.scheduler import chunk, drafting, progress
+from lora_serve.scheduler.scheduler import Scheduler
 from lora_serve.speculation.draft_model import DraftModelDrafter, DraftModelRequest
 from lora_serve.structured_outputs import MaskedDrafts
 from tests import test_draft_model_traces as draft_models
 from tests import test_drafted_traces as drafted
 from tests import test_event_traces as events
+from tests import test_fair_traces as fair
 from tests import test_grammar_traces as grammars
 from tests import test_overlapped_traces as overlapped
 from tests import test_pause_traces as pauses
@@ -35,6 +37,7 @@ from tests import test_tiered_traces as tiered
 from tests import test_traces as plain
 from tests import test_window_traces as windows
 from tests.fakes import mutant_hashers as hashers
+from tests.fakes import mutant_schedulers as schedulers
 from tests.fakes.oracle_ranks import OracleRank, RankedOracles
 
 FAULTS = (ArithmeticError, AssertionError, LookupError)  # by which a broken engine ends
@@ -204,6 +207,20 @@ def pause_mutants() -> Iterator[Mutant]:
         yield Mutant(bug, of_engine(with_scheduler))
 
 
+def fair_mutants() -> Iterator[Mutant]:
+    for scheduler, bug in (
+        (schedulers.LeavesThePlaceToAll, "a request that gave way is let in again at once"),
+        (schedulers.AsksForNoCounts, "a request gives way to a share that has got more"),
+        (schedulers.LooksForNothingBefore, "a request gives way to one that cannot run yet"),
+        (schedulers.KeepsHavingGivenWay, "a request that gave way once never resumes first again"),
+    ):
+
+        def is_wrong(seed: int, scheduler: type[Scheduler] = scheduler) -> bool:
+            return bool(fair.fair_trace(seed, scheduler).run(NUM_OPERATIONS).wrong)
+
+        yield Mutant(bug, is_wrong)
+
+
 def drafted_mutants() -> Iterator[Mutant]:
     def is_wrong(seed: int) -> bool:
         return bool(drafted.run_trace(seed)[0].wrong)
@@ -274,7 +291,14 @@ def tiered_mutants() -> Iterator[Mutant]:
 
 ALL = (
     *(plain_mutants, overlapped_mutants, grammar_mutants, window_mutants, event_mutants),
-    *(pause_mutants, drafted_mutants, draft_model_mutants, rank_mutants, tiered_mutants),
+    *(
+        pause_mutants,
+        fair_mutants,
+        drafted_mutants,
+        draft_model_mutants,
+        rank_mutants,
+        tiered_mutants,
+    ),
 )
 
 
