@@ -102,7 +102,8 @@ class AsyncEngine:
         self._journal = AdapterJournal()
         self._pause = PauseRecord()
         self._calls = EngineCalls()
-        self._is_back = asyncio.Event()  # set but while an engine is being started again
+        self._may_be_back = asyncio.Event()  # wakes those that wait for an engine
+        self._has_ended = False
         self._engine = EngineSupervisor(config, client, model_info, self, make_client)
         self._answers = RunningAnswers(
             self._engine,
@@ -168,7 +169,7 @@ class AsyncEngine:
 
     @property
     def num_unfinished(self) -> int:
-        """Choices that are still growing."""
+        """Choices that were sent to an engine and have not ended; the quarantine's are not sent."""
         return self._answers.num_unfinished
 
     async def generate(
@@ -324,7 +325,8 @@ class AsyncEngine:
         """End the engine process; callers that still wait for it get EngineDeadError."""
         self._watch.cancel()
         error = EngineDeadError("the server is shutting down")
-        self._is_back.set()
+        self._has_ended = True
+        self._may_be_back.set()
         self._answers.fail_all(error)
         self._calls.fail_all(error)
         await self._engine.close()
@@ -347,7 +349,6 @@ class AsyncEngine:
     def engine_died(self, error: EngineDeadError) -> None:
         logger.error("%s; %d answers were running", error, self.num_unfinished)
         self._journal.note_death()
-        self._is_back.clear()
         self._calls.fail_all(error)
         self._answers.engine_died(error)
 
@@ -361,7 +362,7 @@ class AsyncEngine:
         self.metrics.count_restart()
         self._watchdog.note_step()
         self._pause.came_to_rest()
-        self._is_back.set()
+        self._may_be_back.set()
         await self._answers.engine_is_back()
 
     # ── parts ───────────────────────────────────────────────────────────────────────────────
@@ -383,10 +384,11 @@ class AsyncEngine:
         Raises:
             EngineDeadError: it is not there yet.
         """
-        if not self.is_alive:
+        if not self.is_alive and not self._has_ended:
+            self._may_be_back.clear()  # here, since a death shows before `engine_died` is called
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.config.limits.restart_wait):
-                    await self._is_back.wait()
+                    await self._may_be_back.wait()
         self._require_engine()
 
     def _require_engine(self) -> None:

@@ -65,7 +65,7 @@ class RunningAnswers:
 
     @property
     def num_unfinished(self) -> int:
-        """Choices that are still growing."""
+        """Choices that were sent to an engine and have not ended; the quarantine's are not sent."""
         return self._outputs.num_unfinished
 
     def running(self, is_meant: Callable[[GenerateRequest], bool]) -> list[RequestState]:

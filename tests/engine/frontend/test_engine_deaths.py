@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from lora_serve.config import EngineConfig, LimitsConfig, SchedulerConfig
+from lora_serve.engine.frontend import supervisor
 from lora_serve.engine.frontend.async_engine import AsyncEngine
 from lora_serve.engine.frontend.watchdog import Watchdog
 from lora_serve.errors import (
@@ -310,6 +311,31 @@ async def test_a_request_waits_for_an_engine_that_will_soon_be_back() -> None:
     second.may_start.set()
     assert len(await asyncio.wait_for(answer, 5)) == 3
     await engine.shutdown()
+
+
+async def test_a_request_waits_too_when_it_comes_before_a_later_death_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_DELAY_SECONDS", 0.01)
+    first, second, third = FakeClient(0), FakeClient(0), FakeClient(3)
+    engine = make(first, second, third)
+    first.die()
+    while engine.metrics._num_restarts < 1:
+        await asyncio.sleep(0)
+    second.is_alive = False  # its process is waited for, to tell how it ended
+    answer = asyncio.create_task(generate(engine, "r"))
+    await settle()
+    assert not answer.done()
+    second.die()
+    assert len(await asyncio.wait_for(answer, 5)) == 3
+    await engine.shutdown()
+
+
+async def test_a_request_that_comes_after_the_servers_end_does_not_wait() -> None:
+    engine = make(FakeClient(0))
+    await engine.shutdown()
+    with pytest.raises(EngineDeadError):
+        await asyncio.wait_for(generate(engine, "r"), 1)
 
 
 async def test_a_request_that_waits_for_an_engine_hears_of_the_servers_end() -> None:
