@@ -114,6 +114,7 @@ class LLM:
 
         Raises:
             InvalidRequestError, AdapterNotFoundError: for the first prompt at fault; none is run.
+                A grammar is compiled while others run, and may be refused then.
         """
         prompt_list = [prompts] if isinstance(prompts, (str, Prompt)) else list(prompts)
         if params is None or isinstance(params, SamplingParams):

@@ -395,6 +395,9 @@ def test_mistakes_are_named_and_leave_the_engine_working(model_path: Path) -> No
     with LLM(str(model_path), enable_lora=True) as llm:
         with pytest.raises(AdapterNotFoundError, match="nobody"):
             llm.generate("hi", lora_name="nobody")
+        with pytest.raises(AdapterNotFoundError, match="nobody"):
+            llm.generate(["hi", "ho"], lora_name=[None, "nobody"])
+        assert llm.stats().num_computed_tokens == 0, "the prompt before was run"
         with pytest.raises(AdapterNotFoundError, match="The model `` does not exist"):
             llm.generate("hi", lora_name="")
         with pytest.raises(InvalidRequestError, match="2 prompts but 3 lora_name"):

@@ -78,13 +78,15 @@ class InProcessEngine:
         """Answer all jobs at once; returns their outputs, filled.
 
         Raises:
-            LoraServeError: of the first job at fault; all others are aborted.
+            LoraServeError: of the first job at fault; all others are aborted. None is run, if that
+                shows without a step.
         """
         owners = {choice_id: job.output for job in jobs for choice_id in job.message.choice_ids}
         try:
             for job in jobs:
                 self._outputs.add(job.message)
                 self._core.handle(job.message)
+            self._take_in_replies(owners)  # before a step: a job may be refused
             while self._outputs.num_unfinished:
                 self._step(owners)
         finally:
@@ -117,6 +119,13 @@ class InProcessEngine:
         except BaseException:  # also Ctrl-C: a step that was begun was not collected
             self._has_failed = True
             raise
+        has_told = self._take_in_replies(owners)
+        if not has_run and not has_told and self._core.awaits_threads:
+            with contextlib.suppress(queue.Empty):
+                self._notified.get(timeout=self._core.idle_seconds)
+
+    def _take_in_replies(self, owners: dict[str, RequestOutput]) -> bool:
+        """Sort what the engine has said since the last call; whether there was anything."""
         has_told = False
         for reply in self._core.take_replies():
             has_told = True
@@ -124,9 +133,7 @@ class InProcessEngine:
                 self._replies[reply.call_id] = reply
             elif isinstance(reply, StepOutputs):
                 self._take_in(reply, owners)
-        if not has_run and not has_told and self._core.awaits_threads:
-            with contextlib.suppress(queue.Empty):
-                self._notified.get(timeout=self._core.idle_seconds)
+        return has_told
 
     def _take_in(self, step: StepOutputs, owners: dict[str, RequestOutput]) -> None:
         for output in step.outputs:
