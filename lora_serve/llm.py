@@ -241,10 +241,15 @@ class LLM:
     def list_adapters(self) -> list[AdapterInfo]:
         return list(self._engine.call(ListAdapters).adapters)
 
-    def reset_prefix_cache(self, lora_name: str | None = None) -> bool:
-        """Forget all cached KV, or that of one adapter; False if a tier has not forgotten."""
+    def reset_prefix_cache(self, lora_name: str | None = None) -> None:
+        """Forget all cached KV, or that of one adapter.
+
+        Raises:
+            AdapterNotFoundError: there is no such adapter.
+            NotForgottenError: a tier has not forgotten it yet; this engine uses it no more.
+        """
         scope = EVERYTHING if lora_name is None else lora_name
-        return self._engine.call(lambda call_id: ResetPrefixCache(call_id, scope)).success
+        self._engine.call(lambda call_id: ResetPrefixCache(call_id, scope))
 
     def stats(self) -> EngineStats:
         """Gauges and totals since start."""

@@ -283,7 +283,6 @@ class CallReply(msgspec.Struct, frozen=True, tag=True):
     paths: tuple[str, ...] = ()
     stats: EngineStats | None = None
     requests: tuple[RequestStanding, ...] = ()
-    success: bool = True
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):

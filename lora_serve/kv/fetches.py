@@ -79,7 +79,6 @@ class Fetches(Generic[Who]):
         self._by_member: dict[Who, Fetch[Who]] = {}
         self._asked: dict[Who, range] = {}
         self.num_bytes = 0
-        self.num_unwanted = 0
 
     @property
     def num_waiting(self) -> int:
@@ -132,12 +131,11 @@ class Fetches(Generic[Who]):
         return fetch
 
     def take_in(self, results: Iterable[FetchResult]) -> list[Fetch[Who]]:
-        """Take in results; returns the fetches that ended. Counts results that none awaits."""
+        """Take in results; returns the fetches that ended."""
         ended = []
         for result in results:
             fetch = self._in_flight.get(result.ticket)
             if fetch is None:
-                self.num_unwanted += 1
                 continue
             self._finish(fetch)
             fetch.blocks = result.blocks[: len(fetch.hashes)]

@@ -269,6 +269,5 @@ class Calibration:
 
 
 def _require_success(reply: CallReply) -> None:
-    if not reply.success:
-        detail = reply.error.message if reply.error is not None else "no reason was told"
-        raise ConfigError(f"an adapter cannot be loaded for the calibration: {detail}")
+    if reply.error is not None:
+        raise ConfigError(f"an adapter cannot be loaded for the calibration: {reply.error.message}")

@@ -113,7 +113,7 @@ class SimulatedCatalog:
 
     def ended(self, reply: CallReply) -> None:
         """Go on when a load has ended."""
-        assert reply.success, reply.error
+        assert reply.error is None, reply.error
         number, record = self._calls.pop(reply.call_id)
         self._replicas[number].view.note_done(record)
         self._work(number)

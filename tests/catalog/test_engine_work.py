@@ -44,8 +44,8 @@ class FailingEngine:
     async def unload_lora_adapter(self, name: str) -> None:
         raise AdapterNotFoundError(f"there is no {name}")
 
-    async def reset_prefix_cache(self, lora_name: str, generation: int = 0) -> bool:
-        return True
+    async def reset_prefix_cache(self, lora_name: str, generation: int = 0) -> None:
+        pass
 
 
 def record(serial: int) -> Record:

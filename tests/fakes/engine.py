@@ -217,7 +217,7 @@ class FakeEngine:
 
     async def reset_prefix_cache(
         self, lora_name: str | Everything = EVERYTHING, generation: int = 0
-    ) -> bool:
+    ) -> None:
         self._require_alive()
         if lora_name is not EVERYTHING and lora_name not in self._adapters:
             message = f"The lora adapter '{lora_name}' cannot be found."
@@ -228,7 +228,6 @@ class FakeEngine:
                 self._adapters[lora_name], generation=max(generation, 0)
             )
         self._cached.clear()
-        return not self.growing
 
     async def pause(self, mode: PauseMode) -> int:
         """Hold every answer back; what is being answered goes on afterwards, whatever the mode."""

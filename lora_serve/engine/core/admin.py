@@ -85,7 +85,7 @@ class AdminCalls:
                 case Resume():
                     self._resume()
         except LoraServeError as error:
-            self._outbox.reply(CallReply(call.call_id, error=error_info(error), success=False))
+            self._outbox.reply(CallReply(call.call_id, error=error_info(error)))
         else:
             self._outbox.reply(CallReply(call.call_id, adapters=adapters, paths=paths))
 
@@ -101,7 +101,7 @@ class AdminCalls:
         """Answer the calls whose loads have ended."""
         for call, outcome in ended:
             if isinstance(outcome, LoraServeError):
-                reply = CallReply(call.call_id, error=error_info(outcome), success=False)
+                reply = CallReply(call.call_id, error=error_info(outcome))
             else:
                 reply = CallReply(call.call_id, adapters=(outcome,))
                 if not call.is_examined:
@@ -137,7 +137,7 @@ class AdminCalls:
             PauseEndedError(f"requests that had begun have not all ended: {cause}; pause it again")
         )
         for call in pauses:
-            self._outbox.reply(CallReply(call.call_id, error=error, success=False))
+            self._outbox.reply(CallReply(call.call_id, error=error))
         self._pauses = [one for one in self._pauses if one not in pauses]
 
     def _answer_resets(self) -> None:

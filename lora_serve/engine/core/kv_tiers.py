@@ -89,7 +89,7 @@ def _ended(reply: CallReply, forgetting: Forgetting) -> CallReply:
         "it is tried again while this server runs: repeat the call until it succeeds, or the next "
         "server may find that KV again"
     )
-    return msgspec.structs.replace(reply, error=error_info(error), success=False)
+    return msgspec.structs.replace(reply, error=error_info(error))
 
 
 class StaleVersions:

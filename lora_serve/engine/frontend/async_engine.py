@@ -255,10 +255,14 @@ class AsyncEngine:
 
     async def reset_prefix_cache(
         self, lora_name: str | Everything = EVERYTHING, generation: int = 0
-    ) -> bool:
-        """Forget KV; of one adapter by raising its generation, at least to this one."""
-        reply = await self._call(lambda call_id: ResetPrefixCache(call_id, lora_name, generation))
-        return reply.success
+    ) -> None:
+        """Forget KV; of one adapter by raising its generation, at least to this one.
+
+        Raises:
+            AdapterNotFoundError: there is no such adapter.
+            NotForgottenError: a tier has not forgotten it yet; this engine uses it no more.
+        """
+        await self._call(lambda call_id: ResetPrefixCache(call_id, lora_name, generation))
 
     @property
     def is_paused(self) -> bool:

@@ -128,7 +128,8 @@ class CataloguedNames:
 
     async def reset(self, name: str | Everything, by: str) -> bool:
         if name is EVERYTHING:
-            return await self._engine.reset_prefix_cache(name)
+            await self._engine.reset_prefix_cache(name)
+            return True
         record = await self.replica.changes.make(name, plan.resetting(self._wish(name, by)))
         return (await self._rolled_out(record)).is_everywhere
 

@@ -57,7 +57,8 @@ class LocalNames:
         return None
 
     async def reset(self, name: str | Everything, by: str) -> bool:
-        return await self._engine.reset_prefix_cache(name)
+        await self._engine.reset_prefix_cache(name)
+        return True
 
     async def rollouts(self, names: Sequence[str]) -> dict[str, Rollout]:
         return {}

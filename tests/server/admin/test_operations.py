@@ -61,13 +61,6 @@ async def test_the_prefix_cache_is_reset_for_all_or_for_one_adapter(
     assert engine.resets == [EVERYTHING, EVERYTHING, "tenant", "tenant"]
 
 
-async def test_a_reset_that_met_running_requests_says_so(
-    engine: FakeEngine, client: httpx.AsyncClient
-) -> None:
-    engine.growing.add("a request")
-    assert (await client.post("/reset_prefix_cache")).json() == {"success": False}
-
-
 async def test_a_reset_of_what_is_not_there_is_refused(client: httpx.AsyncClient) -> None:
     error_of(await client.post("/reset_prefix_cache?lora_name=nobody"), 404)
     error = error_of(await client.post("/reset_prefix_cache?reset_internal=true"), 400)
