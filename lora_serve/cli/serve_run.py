@@ -10,9 +10,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack, closing
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from lora_serve import __version__
@@ -21,7 +23,14 @@ from lora_serve.cli.environment import with_environment, with_settings
 from lora_serve.cli.hub import prepare_hub
 from lora_serve.cli.interrupt import Interrupt, interrupted_once
 from lora_serve.cli.vllm_flags import told_of
-from lora_serve.config import CatalogConfig, EngineConfig, FleetConfig, LoRAConfig, ServerConfig
+from lora_serve.config import (
+    CatalogConfig,
+    EngineConfig,
+    FleetConfig,
+    LoRAConfig,
+    ModelConfig,
+    ServerConfig,
+)
 from lora_serve.config.model import AUTO, SMOLLM2
 from lora_serve.config.refusals import Refusals
 from lora_serve.config.setting import flag_name
@@ -34,6 +43,7 @@ from lora_serve.text.without_torch import import_for_tokenizer
 
 if TYPE_CHECKING:
     from lora_serve.server.http.listener import Listeners
+    from lora_serve.text.tokenizer import Tokenizer
 
 Started = TypeVar("Started")
 
@@ -68,10 +78,29 @@ def run_serve(args: argparse.Namespace) -> int:
         with interrupted_once() as interrupt:
             process.spawn()
             _say_what_is_to_be_served(engine, server)
-            engine, listeners = _checked(engine, server, catalog, stack, process, interrupt)
+            early = EarlyTokenizer()
+            engine, listeners = _checked(
+                engine, server, catalog, stack, process, interrupt, early.begin
+            )
             server = listeners.with_port(server)
-            asyncio.run(_serve(engine, server, listeners, process, catalog))
+            asyncio.run(_serve(engine, server, listeners, process, catalog, early.reading))
     return 0
+
+
+class EarlyTokenizer:
+    """A tokenizer that is read while the engine's process still imports; None where it is not.
+
+    reading: its files are here, so it ends soon, also where the server is refused meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.reading: Future[Tokenizer] | None = None
+
+    def begin(self, config: ModelConfig) -> None:
+        if Path(config.tokenizer or config.model).expanduser().exists():
+            from lora_serve.engine.frontend.starting import begin_reading  # slow to import
+
+            self.reading = begin_reading(config)
 
 
 def _run_replicas(
@@ -148,11 +177,14 @@ def _checked(
     stack: ExitStack,
     process: EngineProcess,
     interrupt: Interrupt,
+    meanwhile: Callable[[ModelConfig], None] = lambda model: None,
 ) -> tuple[EngineConfig, Listeners]:
     """The engine to start, and the server's addresses, which `stack` closes.
 
     The demo's model is trained, and SmolLM2 fetched, once nothing else is refused. Looks for a
     Ctrl-C that was lost behind each step that takes seconds.
+
+    meanwhile: what is begun when all is imported here, until the engine's process has checked, too.
 
     Raises:
         ConfigError: with a line for each reason why this cannot be served.
@@ -194,6 +226,7 @@ def _checked(
             interrupt.raise_if_lost()
             _import_server()
         interrupt.raise_if_lost()
+        meanwhile(model)
         process.end_check()
         check_tool_choice(server, model)
     refusals.raise_noted()
@@ -214,6 +247,7 @@ async def _serve(
     listeners: Listeners,
     process: EngineProcess,
     catalog: CatalogConfig,
+    tokenizer: Future[Tokenizer] | None = None,
 ) -> None:
     from lora_serve.engine.frontend.async_engine import AsyncEngine  # slow to import
     from lora_serve.server.adapter_names.opening import opened_names
@@ -222,7 +256,10 @@ async def _serve(
 
     with closing(AdapterSpool(server.max_lora_spool_bytes)) as spool:
         starting = AsyncEngine.start(
-            reading_spool(config, spool), process, loads_modules=not catalog.lora_catalog
+            reading_spool(config, spool),
+            process,
+            loads_modules=not catalog.lora_catalog,
+            tokenizer=tokenizer,
         )
         engine = await _unless_interrupted(starting)
         # What is here now stays. A full collection that walks over all of it, a quarter of a

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
 from typing import TypeVar
 
 from lora_serve.config import EngineConfig
@@ -124,18 +125,20 @@ class AsyncEngine:
         process: EngineProcess | None = None,
         *,
         loads_modules: bool = True,
+        tokenizer: Future[Tokenizer] | None = None,
     ) -> AsyncEngine:
         """Start an engine, load its model and the adapters of --lora-modules.
 
         Args:
             process: a spawned one that is the engine's now; else a new one.
             loads_modules: False where a catalog says what their names stand for.
+            tokenizer: as of `start_parts`.
 
         Raises:
             ConfigError: the model cannot be served as asked.
             AdapterError: one of --lora-modules cannot be loaded.
         """
-        parts = await start_parts(config, process)
+        parts = await start_parts(config, process, tokenizer)
         names = config.model.served_model_name or (config.model.model,)
         engine = cls(
             config,

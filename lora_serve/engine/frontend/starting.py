@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from lora_serve.config import EngineConfig
+from lora_serve.config import EngineConfig, ModelConfig
 from lora_serve.engine.frontend.client import EngineClient
 from lora_serve.engine.frontend.engine_process import EngineProcess
 from lora_serve.engine.frontend.pooling_defaults import pooling_defaults
@@ -27,21 +28,31 @@ class StartedParts:
     pooling_defaults: PoolingParams
 
 
-async def start_parts(config: EngineConfig, process: EngineProcess | None) -> StartedParts:
+def begin_reading(config: ModelConfig) -> Future[Tokenizer]:
+    """Read a model's tokenizer in a thread of its own."""
+    executor = ThreadPoolExecutor(1, "tokenizer")
+    source = config.tokenizer or config.model
+    reading = executor.submit(Tokenizer, source, config.revision, model=config.model)
+    executor.shutdown(wait=False)
+    return reading
+
+
+async def start_parts(
+    config: EngineConfig,
+    process: EngineProcess | None,
+    tokenizer: Future[Tokenizer] | None = None,
+) -> StartedParts:
     """Start an engine in `process`, or in a new one, and read the tokenizer, side by side.
+
+    tokenizer: that `begin_reading` has begun to read already.
 
     Raises:
         ConfigError: the model cannot be served as asked.
     """
     client = EngineClient(process)
-    source = config.model.tokenizer or config.model.model
     try:
         async with asyncio.TaskGroup() as group:  # one that is refused does not wait for both
-            reading = group.create_task(
-                asyncio.to_thread(
-                    Tokenizer, source, config.model.revision, model=config.model.model
-                )
-            )
+            reading = group.create_task(_result_of(tokenizer or begin_reading(config.model)))
             pooling = group.create_task(asyncio.to_thread(pooling_defaults, config.model))
             starting = group.create_task(client.start(config))
     except BaseException as error:  # also when the caller gives up: no process is left behind
@@ -51,6 +62,10 @@ async def start_parts(config: EngineConfig, process: EngineProcess | None) -> St
     for warning in reading.result().warnings:
         logger.warning("%s", warning)
     return StartedParts(client, starting.result(), reading.result(), pooling.result())
+
+
+async def _result_of(reading: Future[Tokenizer]) -> Tokenizer:
+    return await asyncio.wrap_future(reading)
 
 
 def _first_of(error: BaseException) -> BaseException:
