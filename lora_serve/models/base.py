@@ -233,6 +233,12 @@ class ModelSpec(Protocol):
     def tensor_name(self, stored: str) -> str | None:
         """The name in `tensor_shapes` of what a checkpoint stores as `stored`; None: not read."""
 
+    def tied_to(self, stored: str) -> str | None:
+        """The name in `tensor_shapes` of what `stored` must equal, as the config ties them.
+
+        None for what is tied to nothing. What is tied is not read.
+        """
+
     def rotary_tables(self, context_len: int) -> Sequence[Tensor]:
         """The tables that `build` takes, computed on the CPU: (max_positions, D), float32.
 

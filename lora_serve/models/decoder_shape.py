@@ -282,4 +282,9 @@ class DecoderShape:
         """Its name in `tensor_shapes`; None for a tied LM head, which some checkpoints store."""
         if stored.startswith(_SAVED_ALONE):
             return self.named(stored)
-        return None if self.tie_word_embeddings and stored == LM_HEAD else stored
+        return None if self.tied_to(stored) else stored
+
+    def tied_to(self, stored: str) -> str | None:
+        """Do what `ModelSpec` says: a tied LM head is the embeddings."""
+        is_tied_head = self.tie_word_embeddings and stored == LM_HEAD
+        return self.named(EMBEDDING) if is_tied_head else None

@@ -92,13 +92,18 @@ class GemmaSpec(DecoderShape):
         return self.shapes_with_norms(self._norms)
 
     def tensor_name(self, stored: str) -> str | None:
-        name = stored
-        if self.architecture == _MULTIMODAL:
-            if stored.startswith(_VISION):
-                return None
-            name = name.replace("language_model.model.", "model.language_model.", 1)
-            name = name.replace("language_model.lm_head.", "lm_head.", 1)
-        return DecoderShape.tensor_name(self, name)
+        if self.architecture == _MULTIMODAL and stored.startswith(_VISION):
+            return None
+        return DecoderShape.tensor_name(self, self._newer_name(stored))
+
+    def tied_to(self, stored: str) -> str | None:
+        return DecoderShape.tied_to(self, self._newer_name(stored))
+
+    def _newer_name(self, stored: str) -> str:
+        if self.architecture != _MULTIMODAL:
+            return stored
+        name = stored.replace("language_model.model.", "model.language_model.", 1)
+        return name.replace("language_model.lm_head.", "lm_head.", 1)
 
     def rotary_tables(self, context_len: int) -> tuple[Tensor, ...]:
         return tuple(

@@ -15,6 +15,7 @@ import xxhash
 from torch import Tensor
 
 from lora_serve.config.model import RANDOM_WEIGHTS
+from lora_serve.errors import ConfigError
 from lora_serve.identity import framed
 from lora_serve.model_info import weight_digest
 from lora_serve.models.base import ModelSpec
@@ -26,11 +27,12 @@ from lora_serve.models.checkpoints.base import (
 )
 from lora_serve.models.checkpoints.choose import format_of
 from lora_serve.models.finite import is_finite
-from lora_serve.models.readahead import ReadAhead
+from lora_serve.models.readahead import FileRange, ReadAhead
 from lora_serve.ops.quantization import QuantizedWeight
 
 _CPU = torch.device("cpu")
 _BUFFER = ".rotary_emb.inv_freq"  # old checkpoints hold it; it is computed here
+_AT_ONCE = 2**18  # bytes that are compared, which a core's cache holds
 _RANDOM_POOL = 1_048_583  # values; a prime, so that no two rows of a weight are alike
 
 
@@ -78,11 +80,13 @@ class Checkpoint:
         self._dtypes = form.dtypes
         self._source = form.open(directory)
         self._configs = () if directory.is_file() else tuple(directory.glob("*.json"))
+        tensors = self._source.tensors()
         self._stored = {
             name: (stored, tensor)
-            for stored, tensor in self._source.tensors().items()
+            for stored, tensor in tensors.items()
             if (name := name_of(stored)) is not None and not stored.endswith(_BUFFER)
         }
+        self._not_read = {each: tensors[each] for each in tensors if name_of(each) is None}
         self._read_ahead = ReadAhead(())
 
     @property
@@ -102,6 +106,20 @@ class Checkpoint:
             finding
             for name in shapes
             if name in found and (finding := self._check_tensor(name, shapes[name]))
+        ]
+        refuse_all(self._directory, findings)
+
+    def check_tied(self, tied_to: Callable[[str], str | None], dtype: torch.dtype) -> None:
+        """Refuse tensors that are tied to others and are not equal to them.
+
+        tied_to: as ModelSpec.tied_to. dtype: of the model.
+        """
+        findings = [
+            f"{stored} differs from {name}, though tie_word_embeddings says that both are one; set "
+            "it to false in config.json to use both, or take the tensor out of the checkpoint"
+            for stored, tensor in self._not_read.items()
+            if (name := tied_to(stored)) is not None
+            and not self._are_equal((stored, tensor), self._stored[name], dtype)
         ]
         refuse_all(self._directory, findings)
 
@@ -126,6 +144,19 @@ class Checkpoint:
         if codes is not None:
             self._note_read(tensor)
         return codes
+
+    def _are_equal(
+        self, one: tuple[str, StoredTensor], other: tuple[str, StoredTensor], dtype: torch.dtype
+    ) -> bool:
+        """Whether two tensors are, by their bytes where both are floats of one type."""
+        tensors = [tensor for _, tensor in (one, other)]
+        if len({tensor.shape for tensor in tensors}) > 1:
+            return False
+        kinds, ranges = {tensor.dtype for tensor in tensors}, [each.ranges for each in tensors]
+        if len(kinds) == 1 and kinds < {*FLOATS} and all(len(each) == 1 for each in ranges):
+            return _same_bytes(*(each for (each,) in ranges))
+        first, second = (self._source.read(name, dtype).to(dtype) for name, _ in (one, other))
+        return torch.equal(first, second)
 
     def _note_read(self, tensor: StoredTensor) -> None:
         self._read_ahead.note_read(sum(r.end - r.begin for r in tensor.ranges))
@@ -194,7 +225,7 @@ def open_weights(
 ) -> TensorSource:
     """The tensors of `spec`, checked to be there, as --load-format says.
 
-    dtype, device: of random weights; what a file holds comes as it is, on the CPU.
+    dtype, device: of the model; what a file holds comes as it is, on the CPU.
 
     Raises:
         ConfigError: when the directory does not hold them.
@@ -204,7 +235,35 @@ def open_weights(
         return RandomWeights(shapes, seed, dtype, device)
     checkpoint = Checkpoint(directory, format_of(directory, load_format), spec.tensor_name)
     checkpoint.check(shapes)
+    checkpoint.check_tied(spec.tied_to, dtype)
     return checkpoint
+
+
+def _same_bytes(one: FileRange, other: FileRange) -> bool:
+    """Whether two tensors' bytes are equal.
+
+    Raises:
+        ConfigError: they cannot be read.
+    """
+    left = one.end - one.begin
+    if left != other.end - other.begin:
+        return False
+    ReadAhead((one, other))
+    buffers = bytearray(_AT_ONCE), bytearray(_AT_ONCE)
+    try:
+        with one.path.open("rb", 0) as first, other.path.open("rb", 0) as second:
+            first.seek(one.begin)
+            second.seek(other.begin)
+            while left > 0:
+                views = [memoryview(each)[:left] for each in buffers]
+                if first.readinto(views[0]) != second.readinto(views[1]):
+                    return False
+                if buffers[0] != buffers[1]:
+                    return False
+                left -= _AT_ONCE
+    except OSError as error:
+        raise ConfigError(f"{one.path} cannot be read: {error}") from error
+    return True
 
 
 def bytes_digest(tensor: Tensor) -> bytes:

@@ -4,21 +4,28 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from lora_serve.config.model import AUTO, OWN_IMPL, TRANSFORMERS_IMPL
 from lora_serve.errors import ConfigError
+from lora_serve.models import weights
 from lora_serve.models.base import ModelSpec
 from lora_serve.models.checkpoints import safetensors
 from lora_serve.models.finite import is_finite
 from lora_serve.models.source import load_spec
 from lora_serve.models.weights import RandomWeights, TensorSource, WeightReader, open_weights
 from lora_serve.ops.quantization import FORMATS, QuantizedWeight
+from lora_serve.ops.reference import REFERENCE
+from tests.fakes.bare_model import BareModel, Prompt
+from tests.fakes.quantized_checkpoints import gptq, save_quantized
 from tests.fakes.tiny_models import save
 
+EMBEDDINGS = "model.embed_tokens.weight"
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
 
@@ -87,10 +94,61 @@ def test_the_digest_is_over_what_was_read(model: Path, spec: ModelSpec) -> None:
     assert digest(open_model(model, spec), spec) != before
 
 
-def test_a_tied_lm_head_in_the_file_is_not_read(model: Path, spec: ModelSpec) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_tied_lm_head_in_the_file_that_is_the_embeddings_is_not_read(
+    model: Path, spec: ModelSpec, dtype: torch.dtype
+) -> None:
+    """Also one of another type, if both are equal in the one that the model computes in."""
     before = digest(open_model(model, spec), spec)
-    rewrite(model, {"lm_head.weight": torch.ones(128, 64)})
-    assert digest(open_model(model, spec), spec) == before
+    embeddings = load_file(model / "model.safetensors")[EMBEDDINGS]
+    rewrite(model, {"lm_head.weight": embeddings.to(dtype)})
+    if dtype == torch.bfloat16:
+        with pytest.raises(ConfigError, match="differs from"):
+            open_model(model, spec)
+        open_weights(model, spec, "safetensors", 0, torch.bfloat16)
+    else:
+        assert digest(open_model(model, spec), spec) == before
+
+
+@pytest.mark.parametrize("impl", [OWN_IMPL, TRANSFORMERS_IMPL])
+def test_a_head_of_its_own_beside_tied_embeddings_is_refused_until_the_config_is_mended(
+    model: Path, impl: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers takes the stored head; so does the mended config."""
+    monkeypatch.setattr(weights, "_AT_ONCE", 1000)
+    head = load_file(model / "model.safetensors")[EMBEDDINGS].clone()
+    head[-1, -1] += 3
+    rewrite(model, {"lm_head.weight": head})
+    with pytest.raises(ConfigError, match=rf"lm_head\.weight differs from {EMBEDDINGS}.*to false"):
+        BareModel(model, REFERENCE, torch.float32, model_impl=impl)
+    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    assert torch.equal(theirs.lm_head.weight, head)
+    config = json.loads((model / "config.json").read_text())
+    config["tie_word_embeddings"] = False
+    (model / "config.json").write_text(json.dumps(config))
+    ours = BareModel(model, REFERENCE, torch.float32, model_impl=impl)
+    with torch.no_grad():
+        expected = theirs(torch.tensor([[3, 1, 4]])).logits[0]
+    torch.testing.assert_close(Prompt([3, 1, 4], [0]).alone(ours), expected, rtol=0, atol=1e-4)
+
+
+def test_a_head_of_another_size_beside_tied_embeddings_is_refused(
+    model: Path, spec: ModelSpec
+) -> None:
+    rewrite(model, {"lm_head.weight": torch.ones(130, 64)})
+    with pytest.raises(ConfigError, match="tie_word_embeddings says that both are one"):
+        open_model(model, spec)
+
+
+def test_a_head_of_codes_beside_tied_embeddings_is_refused(
+    tiny_models: dict[str, PreTrainedModel], tmp_path: Path
+) -> None:
+    directory = tmp_path / "model"
+    save_quantized(tiny_models["qwen2"], directory, gptq(4, 32))
+    parts, _ = gptq(4, 32).make(128, 64, np.random.default_rng(1))
+    rewrite(directory, {f"lm_head.{part}": each.contiguous() for part, each in parts.items()})
+    with pytest.raises(ConfigError, match=r"lm_head\.weight differs from"):
+        open_weights(directory, load_spec(directory), AUTO, 0, torch.float32)
 
 
 def test_buffers_that_old_checkpoints_hold_are_not_read(model: Path, spec: ModelSpec) -> None:

@@ -65,7 +65,7 @@ def _read(
     found = trace(model)
     if found.findings:
         _refuse(settings, architecture, ", and ".join(found.findings))
-    tied = frozenset(getattr(model, "all_tied_weights_keys", None) or {})
+    tied: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", None) or {})
     return TransformersSpec(
         model_class=model_class,
         config=config,
@@ -155,12 +155,12 @@ def _class_of(config: Any, architecture: str, settings: Settings) -> Any:
 
 
 def _stored_shapes(
-    model: Any, tied: frozenset[str], settings: Settings
+    model: Any, tied: Mapping[str, str], settings: Settings
 ) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors as checkpoints store them, by transformers' own conversions."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    unsaved = set(getattr(model, "_keys_to_ignore_on_save", None) or ()) | tied
+    unsaved = set(getattr(model, "_keys_to_ignore_on_save", None) or ()) | tied.keys()
     state = {name: each for name, each in model.state_dict().items() if name not in unsaved}
     for name, each in state.items():
         if not each.is_floating_point():

@@ -32,7 +32,7 @@ class TransformersSpec:
 
     found: what a forward of it computes. shapes: of its checkpoint's tensors. prefix: of all names
     but the head's, which checkpoints of the decoder alone leave out. tied: names of tensors that
-    are others'. ignored: patterns of names that checkpoints may hold and nothing reads.
+    are others', and whose. ignored: patterns of names that checkpoints may hold and nothing reads.
     """
 
     model_class: Any
@@ -40,7 +40,7 @@ class TransformersSpec:
     found: Trace
     shapes: Mapping[str, tuple[int, ...]]
     prefix: str
-    tied: frozenset[str]
+    tied: Mapping[str, str]
     ignored: tuple[str, ...]
     max_positions: int
     dtype: str | None
@@ -99,6 +99,10 @@ class TransformersSpec:
         if stored in self.tied or any(re.search(each, stored) for each in self.ignored):
             return None
         return stored
+
+    def tied_to(self, stored: str) -> str | None:
+        source = self.tied.get(stored)
+        return source if source in self.shapes else None
 
     def rotary_tables(self, context_len: int) -> Sequence[Tensor]:
         """Do what `ModelSpec` says: there are none, since the modules turn q and k themselves."""
