@@ -92,11 +92,14 @@ class StructuredOutput(msgspec.Struct, frozen=True):
     kind: "json" has a JSON schema as its text, "json_object" none, "choice" a JSON list of strings,
         "grammar" one in Lark's or GBNF's notation, "structural_tag" the JSON of vLLM's format.
     is_strict: refuse a JSON schema with keywords that cannot be enforced, instead of ignoring them.
+    scope: whose grammar it is, set by the engine. Nothing that is known of it helps other scopes:
+        time would tell one tenant what another asks for.
     """
 
     kind: Kind
     text: str = ""
     is_strict: bool = True
+    scope: str = ""
 
     @classmethod
     def of(

@@ -118,6 +118,22 @@ def test_a_constraint_that_no_answer_waits_for_is_cancelled_and_the_next_one_beg
     assert trial.begun == [CONSTRAINT, others[1]]
 
 
+@pytest.mark.parametrize("outcome", [Outcome(num_bytes=1), Outcome(error="refused")])
+def test_what_is_known_of_a_constraint_saves_no_time_to_other_scopes(outcome: Outcome) -> None:
+    """Neither its grammar nor its refusal; and no other scope has to wait for the one at work."""
+    trial = Trial(outcome, outcome)
+    trial.may_end.set()
+    server = server_with(trial)
+    mine, others = (StructuredOutput("regex", "a+", scope=scope) for scope in ("me", "others"))
+    server._take_in(Open("mine", mine, True))
+    server._take_in(Open("others", others, True))
+    compiled(server)
+    compiled(server)
+    assert trial.begun == [mine, others]
+    server._take_in(Open("again", mine, True))
+    assert trial.begun == [mine, others], "its own scope finds it"
+
+
 class OneGrammar:
     """A compiled grammar of which can be told whether anything still holds it."""
 

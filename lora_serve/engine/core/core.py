@@ -201,7 +201,8 @@ class EngineCore:
         request = message.request
         share = share_of(request, self._config.scheduler.fair_share)
         try:
-            self._grammars.open(choice.request_id, request.params, share)
+            # The salt has the API key in it where keys are isolated.
+            self._grammars.open(choice.request_id, request.params, share, request.cache_salt)
             adapter, start = self._acquire(request)
         except LoraServeError as error:
             self._grammars.close(choice.request_id)

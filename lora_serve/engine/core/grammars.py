@@ -10,6 +10,8 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from lora_serve.bitmask import allows, allows_any, common_bitmask
 from lora_serve.config import EngineConfig
 from lora_serve.errors import (
@@ -49,10 +51,11 @@ class RequestGrammars:
     def is_waiting(self) -> bool:
         return self._service.num_pending > 0
 
-    def open(self, request_id: str, params: SamplingParams, share: str) -> None:
+    def open(self, request_id: str, params: SamplingParams, share: str, scope: str) -> None:
         """Begin a request's answer, if its params ask for a grammar.
 
-        share: at whose cost the grammar is compiled.
+        share: at whose cost the grammar is compiled. scope: whose grammar it is, as of
+            `StructuredOutput`.
 
         Raises:
             OverloadedError: too many wait for theirs already.
@@ -60,7 +63,7 @@ class RequestGrammars:
         if params.structured_outputs is not None:
             self._service.open(
                 request_id,
-                params.structured_outputs,
+                replace(params.structured_outputs, scope=scope),
                 allows_eos=not params.ignore_eos,
                 share=share,
             )

@@ -18,6 +18,7 @@ from lora_serve.messages import AbortRequests
 from lora_serve.model_info import ModelInfo
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.structured_output.service import MaskReply
+from lora_serve.structured_outputs import StructuredOutput
 
 HELD = SamplingParams(max_tokens=4, seed=1, structured_outputs=toy_constraint(1, 9))
 PROMPT = [20, 21, 22]
@@ -99,6 +100,21 @@ def test_a_grammar_is_compiled_at_the_cost_of_its_requests_share() -> None:
     engine.step()
     engine.add("held", PROMPT, params=HELD, lora_name="a")
     assert shares == ["a"]
+
+
+def test_requests_of_other_salts_share_no_grammar() -> None:
+    """Where API keys are isolated, each has a salt of its own."""
+    asked = []
+
+    class NotesConstraints(OracleGrammars):
+        def open(self, request_id: str, constraint: StructuredOutput, **further: Any) -> None:
+            asked.append(constraint)
+            super().open(request_id, constraint, **further)
+
+    engine = OracleEngine(grammars_class=NotesConstraints)
+    for name, salt in (("a", "one"), ("b", "another"), ("c", "one"), ("d", "")):
+        engine.add(name, PROMPT, params=HELD, salt=salt)
+    assert [asked.index(constraint) for constraint in asked] == [0, 1, 0, 3]
 
 
 class Full(OracleGrammars):
