@@ -21,11 +21,12 @@ _OVERHEAD = 64  # tokens that an automaton without any counts as
 class PastAnswers:
     """The answers of each origin: the newest in one automaton, those before them in another.
 
-    max_tokens: of all answers of all origins that are held.
+    max_tokens: of all answers of all origins that are held; an automaton counts as some, too.
     """
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
+        self._most_newer = max(2, max_tokens // _SHARE_OF_ONE)  # in one automaton
         self._held: OrderedDict[Origin, list[SuffixAutomaton]] = OrderedDict()  # newest last
         self._waiting: deque[tuple[Origin, Sequence[int], int]] = deque()  # with the place to go on
         self._num_waiting = 0
@@ -83,18 +84,23 @@ class PastAnswers:
         self._held.move_to_end(origin)
         if (adapter := origin.namespace.adapter) is not BASE_MODEL:
             self._of_name[adapter.name][origin] = None
-        if not held or (is_begin and len(held[0]) * _SHARE_OF_ONE >= self._max_tokens):
-            self.num_tokens -= _num_tokens(held[1:])
-            held[:] = [SuffixAutomaton(), *held[:1]]
-            self.num_tokens += _OVERHEAD
-        before = len(held[0])
-        if is_begin:
-            held[0].begin_text()
-        for token_id in token_ids:
-            held[0].append(token_id)
-        self.num_tokens += len(held[0]) - before
+        self.num_tokens -= _num_tokens(held)
+        start = 0
+        while start < len(token_ids):
+            if not held or len(held[0]) >= self._most_newer:
+                held[:] = [SuffixAutomaton(), *held[:1]]
+            elif is_begin and start == 0:
+                held[0].begin_text()
+            end = start + self._most_newer - len(held[0])
+            for token_id in token_ids[start:end]:
+                held[0].append(token_id)
+            start = end
+        self.num_tokens += _num_tokens(held)
         while self.num_tokens > self._max_tokens and len(self._held) > 1:
             self._drop(next(iter(self._held)))
+        if self.num_tokens > self._max_tokens:  # one origin's, where few may be held
+            self.num_tokens -= _num_tokens(held[1:])
+            del held[1:]
 
     def _drop(self, origin: Origin) -> None:
         self.num_tokens -= _num_tokens(self._held.pop(origin))

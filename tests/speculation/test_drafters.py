@@ -129,13 +129,28 @@ def test_answers_go_with_their_version() -> None:
     assert (len(past), past.num_tokens) == (0, 0)
 
 
+@pytest.mark.parametrize("length", [240, 990])
+@pytest.mark.parametrize("max_tokens", [100, 1000])
+def test_past_answers_of_one_origin_are_bounded_within_an_answer_too(
+    length: int, max_tokens: int
+) -> None:
+    past = PastAnswers(max_tokens)
+    answers = min(length, max_tokens)
+    for first in range(60):
+        past.add(origin(), range(first, first + answers))
+        for _ in range(4):
+            past.work()
+            automata = past.of(origin())
+            assert past.num_tokens == sum(len(each) + 64 for each in automata) <= max_tokens
+    assert automata[0].token_ids[-1] == first + answers - 1
+
+
 def test_past_answers_are_bounded() -> None:
     past = PastAnswers(1000)
     for number in range(2000):
         past.add(origin(salt=str(number % 40)), [number] * (1 + number % 90))
         past.work()
-        assert past.num_tokens <= 1000 + 400  # one answer, and what is taken in at once
-        assert past.num_tokens >= 0
+        assert 0 <= past.num_tokens <= 1000
     assert past.of(origin(salt="39"))
     assert not past.of(origin(salt="5"))
 
