@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, repeat
 
 from lora_serve.pooling import PoolingParams
 from lora_serve.prompts import NO_ROWS, rows_between
@@ -14,6 +15,7 @@ from lora_serve.step import (
     PromptScoring,
     SampleInput,
     ScheduledRequest,
+    SeenTokens,
 )
 
 
@@ -67,20 +69,26 @@ def _draft_samples(
     request: Request, position: int, draft_token_ids: Sequence[int]
 ) -> tuple[SampleInput, ...]:
     """What sampling the token at `position` needs, and each behind one of the drafts there."""
+    all_seen: Iterable[SeenTokens] = repeat(NOTHING_SEEN)
+    if request.counts:  # each is a copy, of the one before with a draft more
+        all_seen = accumulate(draft_token_ids, SeenTokens.and_drawn, initial=request.counts.seen())
     return tuple(
-        _sample_input(request, position + count, draft_token_ids[:count])
-        for count in range(len(draft_token_ids) + 1)
+        _sample_input(request, position + count, draft_token_ids[:count], seen)
+        for count, seen in zip(range(len(draft_token_ids) + 1), all_seen, strict=False)
     )
 
 
-def _sample_input(request: Request, position: int, drafts: Sequence[int] = ()) -> SampleInput:
-    """drafts: those before `position`."""
+def _sample_input(
+    request: Request,
+    position: int,
+    drafts: Sequence[int] = (),
+    seen: SeenTokens | None = None,
+) -> SampleInput:
+    """drafts: those before `position`. seen: with these; not needed where there are none."""
     if request.is_plain:
         return SampleInput(request.params, request.seed, position)  # the usual case, once a token
-    seen = request.counts.seen() if request.counts else NOTHING_SEEN
-    if request.counts:
-        for draft in drafts:
-            seen = seen.and_drawn(draft)
+    if seen is None:
+        seen = request.counts.seen() if request.counts else NOTHING_SEEN
     return SampleInput(
         params=request.params,
         seed=request.seed,
