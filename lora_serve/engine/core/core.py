@@ -17,7 +17,7 @@ from lora_serve.config import EngineConfig, SpeculativeConfig
 from lora_serve.engine.core.admin import AdminCalls
 from lora_serve.engine.core.executor import Executor
 from lora_serve.engine.core.grammars import POLL_SECONDS, RequestGrammars
-from lora_serve.engine.core.held_answers import HeldAnswers
+from lora_serve.engine.core.handover import AnswersInHandover
 from lora_serve.engine.core.kv_events import KVEvents
 from lora_serve.engine.core.kv_tiers import StaleVersions
 from lora_serve.engine.core.output_buffer import OutputBuffer, progress_output, request_times
@@ -105,7 +105,9 @@ class EngineCore:
         self._admin = AdminCalls(adapters, self.scheduler, connector, stale_versions, self._outbox)
         self._grammars = RequestGrammars(grammars, self.scheduler)
         deadline_ms = config.kv_tiers.kv_save_deadline_ms
-        self._held = HeldAnswers(connector, deadline_ms, config.cache.block_size, clock)
+        self._in_handover = AnswersInHandover(
+            connector, deadline_ms, config.cache.block_size, clock
+        )
         self._events = events
         if events is not None:
             kv.record_events(events.recorder)
@@ -132,7 +134,7 @@ class EngineCore:
         """Whether adapters, KV or grammars are on their way from other threads."""
         is_loading = self.adapters.is_loading or self.scheduler.num_fetching > 0
         is_waiting = is_loading or self._grammars.is_waiting or self._admin.is_waiting
-        return is_waiting or self._held.next_due is not None
+        return is_waiting or self._in_handover.next_due is not None
 
     @property
     def idle_seconds(self) -> float | None:
@@ -140,7 +142,7 @@ class EngineCore:
         times = (
             self._connector.next_give_up_time,
             self.adapters.next_due,
-            self._held.next_due,
+            self._in_handover.next_due,
             *self._admin.due_times,
         )
         if self._grammars.is_waiting:
@@ -262,7 +264,7 @@ class EngineCore:
         self._take_in_loads()
         self._take_in_fetches()
         self._take_in_masks()
-        for output in self._held.take_ended():
+        for output in self._in_handover.take_ended():
             self._outbox.output(output)
         self._admin.attend()
         num_requests = 0
@@ -324,7 +326,7 @@ class EngineCore:
     def _finish(self, request: Request, progress: RequestProgress, finish_reason: str) -> None:
         """Send a complete answer's last output, once others find its prompt's KV if they are to."""
         if request.do_remote_decode:
-            self._held.hold(progress_output(progress))
+            self._in_handover.add(progress_output(progress))
         else:
             self._outbox.output(progress_output(progress))
         self._end(request, finish_reason)
@@ -363,7 +365,7 @@ class EngineCore:
         """Settle what outlives a request: its adapter's lease, and its story for the metrics."""
         if request.namespace.adapter is not BASE_MODEL:
             self.adapters.release(request.namespace.adapter)
-        if request.do_remote_decode and not self._held.holds(request.request_id):
+        if request.do_remote_decode and not self._in_handover.has(request.request_id):
             self._connector.end_handover(request.request_id)
         self._grammars.close(request.request_id)
         self._outbox.finished(request_times(request, finish_reason, self._clock()))
@@ -385,5 +387,5 @@ class EngineCore:
         self.adapters.check_invariants()
         for request_id in self._connector.handed_over():
             is_running = self.scheduler.get(request_id) is not None
-            is_awaited = is_running or self._held.holds(request_id)
+            is_awaited = is_running or self._in_handover.has(request_id)
             assert is_awaited, f"{request_id} has ended, and its handover has not"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from lora_serve.config import KVTierConfig
-from lora_serve.engine.core.held_answers import HeldAnswers
+from lora_serve.engine.core.handover import AnswersInHandover
 from lora_serve.fuzz.oracle.engine import BLOCK_SIZE, OracleEngine
 from lora_serve.fuzz.oracle.grammars import toy_constraint
 from lora_serve.fuzz.oracle.lone_answers import lone_answer
@@ -116,10 +116,10 @@ def test_a_producer_fetches_nothing_and_a_consumer_stores_nothing() -> None:
 
 
 def test_without_tiers_nothing_is_waited_for() -> None:
-    held = HeldAnswers(KVConnector[Request](), 5000, BLOCK_SIZE)
-    assert (list(held.take_ended()), held.next_due) == ([], None)
-    held.hold(EngineOutput("a", finish_reason="length"))
-    (output,) = held.take_ended()
+    waiting = AnswersInHandover(KVConnector[Request](), 5000, BLOCK_SIZE)
+    assert (list(waiting.take_ended()), waiting.next_due) == ([], None)
+    waiting.add(EngineOutput("a", finish_reason="length"))
+    (output,) = waiting.take_ended()
     assert (output.request_id, output.num_stored_tokens) == ("a", 0)
 
 
