@@ -288,7 +288,7 @@ class OracleEngine:
         if self.drafts is not None:
             self.drafts.check(self.executor.steps[self._num_watched :])
             self._num_watched = len(self.executor.steps)
-            for output in self.core._held.outputs:  # their answers may be drafts before they go out
+            for output in self.core._in_handover.outputs:  # whose tokens may be drafts already
                 self.drafts.answered(output)
         self._sort_replies()
         return has_run
