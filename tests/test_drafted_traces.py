@@ -25,7 +25,7 @@ from lora_serve.scheduler import chunk, drafting, progress
 from lora_serve.scheduler.progress import take_in_drafts
 from lora_serve.scheduler.request import Request
 from lora_serve.speculation.base import Origin
-from lora_serve.step import RequestStepOutput, SampleInput, ScheduledRequest
+from lora_serve.step import RequestStepOutput, SampleInput, ScheduledRequest, SeenTokens
 from tests.fakes.drafting import DraftCounts, some_drafts
 from tests.fakes.drafting import drafting as made_up_drafts
 
@@ -143,7 +143,10 @@ def test_drafted_traces_catch_a_scheduler_that(
 
 
 def forgets_the_drafts_before(
-    request: Request, position: int, drafts: Sequence[int] = ()
+    request: Request,
+    position: int,
+    drafts: Sequence[int] = (),
+    seen: SeenTokens | None = None,
 ) -> SampleInput:
     """Bans what bad words ban behind the last token that is known."""
     return SAMPLE_INPUT(request, position)
