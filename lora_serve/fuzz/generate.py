@@ -12,6 +12,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from lora_serve.fuzz.crowds import CrowdWriter
 from lora_serve.fuzz.flags import SHARED_TIERS, drawn_flags
 from lora_serve.fuzz.prompts import PromptWriter
 from lora_serve.fuzz.sampling import ParamsWriter
@@ -135,6 +136,7 @@ class _Writer:
             rng, vocab_size, seed, has_chat=has_chat, has_embeds=has_embeds
         )
         self._params = ParamsWriter(rng, vocab_size, seed)
+        self._crowds = CrowdWriter(seed, vocab_size)
         self._named: set[str] = set()
 
     def events(self) -> list[Event]:
@@ -150,6 +152,8 @@ class _Writer:
                 events.append(self._pause())
             if self._abort_rng.random() < ABORTS_SHARE:
                 events.append(self._abort())
+            if not self._scope.fixed_flags:  # with one key, and places enough
+                events += self._crowds.draw(sorted(self._named))
             event = self._event()
             num_asked += isinstance(event, Ask)
             events.append(event)

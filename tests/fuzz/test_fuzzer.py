@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from lora_serve.config.model import LOGPROBS_MODES
 from lora_serve.fuzz.answers import Called, Choice, Heard
 from lora_serve.fuzz.bodies import body
 from lora_serve.fuzz.cold_chats import ColdChats
+from lora_serve.fuzz.crowds import ANSWER_TOKENS, SIZES
 from lora_serve.fuzz.fuzzer import Fuzzer
 from lora_serve.fuzz.generate import Scope, make_trace
 from lora_serve.fuzz.grammars import TAGS
@@ -35,7 +37,7 @@ from lora_serve.fuzz.trace import (
     load_trace,
     save_trace,
 )
-from lora_serve.fuzz.versions import write_versions
+from lora_serve.fuzz.versions import INVOCATION, write_versions
 from lora_serve.identity import BASE_MODEL
 from lora_serve.sampling_params import SamplingParams
 from lora_serve.server.openai.constraints import parse_response_format, parse_structured_outputs
@@ -187,6 +189,39 @@ def test_traces_send_admin_calls_at_once_and_are_kept_with_them(
     for trace in traces:
         save_trace(trace, tmp_path / "trace.json")
         assert load_trace(tmp_path / "trace.json") == trace
+
+
+def test_traces_crowd_servers_of_their_own_and_a_share_comes_late(scope: Scope) -> None:
+    def crowds(scope: Scope) -> list[tuple[Ask, int, Ask]]:
+        """Who asked first, how many the crowd were, and who came late."""
+        asks = [
+            (trace.seed, event)
+            for trace in (make_trace(seed, scope) for seed in range(20))
+            for event in trace.events
+            if isinstance(event, Ask)
+        ]
+        runs = [list(run) for _, run in groupby(asks, lambda each: _is_of_a_crowd(each[1]))]
+        return [
+            (before[-1][1], len(crowd), after[0][1])
+            for before, crowd, after in zip(runs, runs[1:], runs[2:], strict=False)
+            if _is_of_a_crowd(crowd[0][1])
+        ]
+
+    drawn = crowds(scope)
+    assert {size for _, size, _ in drawn} == set(SIZES)
+    for first, _, late in drawn:
+        assert first.lora_name == late.lora_name
+        assert first.api_key == late.api_key == 0
+    assert crowds(replace(scope, fixed_flags=True)) == []
+
+
+def _is_of_a_crowd(ask: Ask) -> bool:
+    is_short = isinstance(ask.prompt, Tokens) and len(ask.prompt.token_ids) == 4 + len(INVOCATION)
+    return (
+        ask.api_key == 1
+        and is_short
+        and ask.params == SamplingParams(max_tokens=ANSWER_TOKENS, seed=ask.params.seed)
+    )
 
 
 def test_traces_pause_servers_and_are_kept_with_that(scope: Scope, tmp_path: Path) -> None:
