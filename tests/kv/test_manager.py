@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -287,3 +288,34 @@ def test_a_hit_that_others_hold_comes_on_top_of_what_is_reserved() -> None:
         num_computed = num_planned
         kv.commit(reader, num_computed)
         kv.free_unseen(reader, num_computed)
+
+
+@pytest.mark.parametrize("groups", [(KVGroup(),), (KVGroup(), KVGroup(6)), (KVGroup(6),)])
+def test_what_fits_without_a_request_is_admitted_when_that_was_freed(
+    groups: tuple[KVGroup, ...],
+) -> None:
+    rng, outcomes = random.Random(4), Counter[tuple[bool, bool]]()
+    for _ in range(300):
+        kv = KVCacheManager(10 * len(groups), BLOCK, True, groups, in_flight=4)
+        running = []
+        for _ in range(3):
+            length = rng.randrange(1, 24)
+            holder = Holder([rng.randrange(2)] * 8 + list(range(length)))
+            hit = kv.lookup(holder, len(holder.token_ids) - 1)
+            if kv.admit(holder, hit, hit.num_blocks, len(holder.token_ids)):
+                kv.commit(holder, min(len(holder.token_ids), kv.capacity(holder)))
+                running.append(holder)
+        victim = rng.choice(running)
+        waiting = Holder([rng.randrange(2)] * 8 + list(range(rng.randrange(1, 30))))
+        hit = kv.lookup(waiting, len(waiting.token_ids) - 1)
+        ask = (hit, hit.num_blocks, len(waiting.token_ids))
+        fits = kv.fits(*ask, without=victim)
+        needs_it = not kv.admit(replace(waiting, block_tables=[]), *ask)
+        outcomes[fits, needs_it] += 1
+        if needs_it:
+            kv.free(victim)
+            assert kv.admit(waiting, *ask) >= fits
+            kv.check_invariants([*running, waiting])
+        else:
+            assert fits
+    assert {(True, False), (True, True), (False, True)} <= outcomes.keys()
