@@ -17,7 +17,7 @@ from lora_serve.fuzz.answers import Called, Choice, Heard
 from lora_serve.fuzz.player import Record
 from lora_serve.fuzz.reference import ColdEngine
 from lora_serve.fuzz.timeline import ABSENT, REFUSED, Timeline, calls_of
-from lora_serve.fuzz.trace import Ask, Event, Kill, Load, Reset, Trace, Unload
+from lora_serve.fuzz.trace import Ask, Event, Kill, Load, Reset, Trace, Unload, shortened
 from lora_serve.identity import BASE_MODEL, NoAdapter
 
 
@@ -265,7 +265,7 @@ def _as_far_as(choice: Choice, ask: Ask) -> Ask:
     """What asks for the tokens that a choice has: for fewer of them, if a call ended it."""
     if not choice.is_aborted:
         return ask
-    return replaced(ask, params=replaced(ask.params, max_tokens=len(choice.token_ids)))
+    return replaced(ask, params=shortened(ask.params, len(choice.token_ids)))
 
 
 def _tells_prompt(heard: Heard) -> bool:

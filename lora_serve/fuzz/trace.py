@@ -205,6 +205,12 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
+def shortened(params: SamplingParams, max_tokens: int) -> SamplingParams:
+    """The params of an answer of fewer tokens, whatever had to come before its end."""
+    least = min(params.min_tokens, max_tokens)
+    return msgspec.structs.replace(params, max_tokens=max_tokens, min_tokens=least)
+
+
 def save_trace(trace: Trace, path: Path) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(trace), indent=1) + b"\n")
 

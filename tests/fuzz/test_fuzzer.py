@@ -36,6 +36,7 @@ from lora_serve.fuzz.trace import (
     Unload,
     load_trace,
     save_trace,
+    shortened,
 )
 from lora_serve.fuzz.versions import INVOCATION, write_versions
 from lora_serve.identity import BASE_MODEL
@@ -237,7 +238,7 @@ def test_traces_pause_servers_and_are_kept_with_that(scope: Scope, tmp_path: Pat
 
 def aborted(cold: ColdEngine, ask: Ask, num_tokens: int) -> Choice:
     """The right answer's beginning, as a server tells it that was asked to end it there."""
-    cut = replaced(ask, params=replaced(ask.params, max_tokens=num_tokens))
+    cut = replaced(ask, params=shortened(ask.params, num_tokens))
     (right,) = cold.answer(cut, BASE_MODEL).choices
     return replace(right, finish_reason="abort", fingerprints={cold.fingerprint})
 
@@ -274,6 +275,8 @@ def test_an_answer_that_a_call_ended_is_judged_as_far_as_it_came(cold: ColdEngin
     ):
         (found,) = findings(wrong)
         assert what in found
+    patient = replaced(plain, params=replaced(plain.params, min_tokens=9))
+    assert findings(aborted(cold, patient, 6), asked=patient) == []
     # Ended before its adapter was looked up, which is not there.
     stranger = replaced(ask, lora_name="gone")
     empty = Choice(finish_reason="cancelled", items=[["message", ""]])
