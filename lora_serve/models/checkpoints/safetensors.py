@@ -14,6 +14,7 @@ from lora_serve.errors import ConfigError
 from lora_serve.models.checkpoints.base import FLOATS, StoredTensor
 from lora_serve.models.checkpoints.config_json import quantization_method, read_config_json
 from lora_serve.models.readahead import FileRange
+from lora_serve.ops.cpu.memory import WeightMemory
 from lora_serve.ops.quantization import QuantizedWeight
 from lora_serve.regular_file import read_regular
 
@@ -45,6 +46,7 @@ class OpenSafetensors:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._files: dict[str, safe_open] = {}
+        self._memory = WeightMemory()
         for path in paths:
             file = _open(path)  # which checks its header
             names = file.keys()
@@ -60,8 +62,8 @@ class OpenSafetensors:
         return {name: self._stored(name) for name in self._files}
 
     def read(self, name: str, wanted: torch.dtype = torch.float32) -> Tensor:
-        tensor: Tensor = self._files[name].get_tensor(name).clone()  # it is a part of the file
-        return tensor
+        mapped: Tensor = self._files[name].get_tensor(name)  # a part of the file
+        return self._memory.take(mapped.shape, mapped.dtype).copy_(mapped)
 
     def read_codes(self, name: str) -> QuantizedWeight | None:
         return None
