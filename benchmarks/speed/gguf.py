@@ -89,7 +89,10 @@ class Contest:
         await self._settle()
         async with AsyncExitStack() as stack:
             await self.serve(stack, KEPT)
+            end = time.monotonic() + PATIENCE_SECONDS
             while not list(self.kept.glob(f"*{SUFFIX}")):
+                if time.monotonic() > end:
+                    raise RuntimeError(f"no weights were kept in {self.kept}; is the disk full?")
                 await asyncio.sleep(0.1)
         for _ in range(num_starts):
             for engine in (OURS, KEPT, THEIRS):

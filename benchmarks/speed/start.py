@@ -1,7 +1,8 @@
 """Measures how long a server takes to start, and with what: `python -m benchmarks.speed.start`.
 
-The parts are read from the times of the server's own log lines. Each start is one of a warm
-machine: files and bytecode have been read before. Starts that read and pack the checkpoint take
+The parts are read from the times of the server's own log lines, and the first answer is one of a
+token, asked for as soon as the server says that it is ready. Each start is one of a warm machine:
+files and bytecode have been read before. Starts that read and pack the checkpoint take
 turns with starts that map what an earlier one has kept (`--weights-cache-path`).
 """
 
@@ -16,6 +17,7 @@ import tempfile
 import time
 from datetime import datetime
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 from benchmarks.common.environment import as_users_have_it
 from benchmarks.common.facts import write_facts
@@ -28,14 +30,19 @@ PARTS: dict[
     str, str | tuple[str, ...]
 ] = {  # the end of each part, by what a line of the log begins with
     "until it says what it does": "lora-serve ",
+    "until packages are there": "packages imported and settings checked",
     "until weights are there": ("weights read and packed", "packed weights checked and mapped"),
     "until it knows all": "the server's settings",
 }
 READY = "lora-serve is ready"
+KEEPING_SECONDS = 300.0  # for a server to start, and to write what it has packed
+JSON = {"Content-Type": "application/json"}
 
 
-def one_start(command: list[str]) -> dict[str, float]:
-    """Seconds from the start of the process to the end of each part, and to the ready line."""
+def one_start(checkpoint: Path, flags: tuple[str, ...]) -> dict[str, float]:
+    """Seconds from the start of the process to the end of each part, and to its first answer."""
+    port = free_port()
+    command = lora_serve_command(str(checkpoint), port, flags)
     began = time.time()
     with tempfile.TemporaryFile("w+") as log:
         server = subprocess.Popen(
@@ -46,6 +53,8 @@ def one_start(command: list[str]) -> dict[str, float]:
             if not server.stdout.readline().startswith(READY):
                 raise RuntimeError(f"{' '.join(command)} did not start")
             ready = time.time() - began
+            ask(port)
+            answered = time.time() - began
         finally:
             server.terminate()
             server.wait()
@@ -57,7 +66,17 @@ def one_start(command: list[str]) -> dict[str, float]:
         for line in lines
         if line["message"].startswith(beginning)
     }
-    return {**ends, "until it is ready": ready}
+    return {**ends, "until it is ready": ready, "until it has answered": answered}
+
+
+def ask(port: int) -> None:
+    """Get a token of the model that the server names."""
+    server = f"http://127.0.0.1:{port}"
+    with urlopen(f"{server}/v1/models") as models:
+        model = json.load(models)["data"][0]["id"]
+    body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 1}).encode()
+    with urlopen(Request(f"{server}/v1/completions", body, JSON)) as answer:
+        answer.read()
 
 
 def main() -> None:
@@ -80,7 +99,7 @@ def main() -> None:
         keep(lora_serve_command(str(checkpoint), free_port(), keeping), Path(kept))
         for turn in range(args.starts + 1):
             for way, of_way in zip(starts, (flags, keeping), strict=True):
-                start = one_start(lora_serve_command(str(checkpoint), free_port(), of_way))
+                start = one_start(checkpoint, of_way)
                 starts[way] += [start] * (turn > 0)
     medians = {
         way: {part: statistics.median(start[part] for start in of_way) for part in of_way[0]}
@@ -95,9 +114,11 @@ def main() -> None:
 def keep(command: list[str], directory: Path) -> None:
     """Run a server until it has kept its weights."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        end = time.monotonic() + KEEPING_SECONDS
         while not list(directory.glob(f"*{SUFFIX}")):
-            if server.poll() is not None:
-                raise RuntimeError(f"{' '.join(command)} did not start")
+            if server.poll() is not None or time.monotonic() > end:
+                server.terminate()
+                raise RuntimeError(f"{' '.join(command)} kept no weights; is the disk full?")
             time.sleep(0.1)
         server.terminate()
 
