@@ -74,11 +74,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     reasoning: ReasoningTokens | None = None
     thinking_token_budget: int | None = None
 
-    @property
+    @cached_property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_EPSILON
 
-    @property
+    @cached_property
     def has_penalties(self) -> bool:
         return bool(
             self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0

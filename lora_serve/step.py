@@ -105,6 +105,11 @@ class AskedOutputs(msgspec.Struct, frozen=True, gc=False):
     sums_hidden: bool = False
 
     @property
+    def takes_hidden(self) -> bool:
+        """Whether hidden states are asked for to be more than sampled from."""
+        return self.scoring is not None or self.num_pooled > 0 or self.sums_hidden
+
+    @property
     def num_drafts(self) -> int:
         return max(0, len(self.samples) - 1)
 
@@ -195,8 +200,7 @@ class KVLoad:
     data: bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerOutput:
+class SchedulerOutput(msgspec.Struct, frozen=True, gc=False):
     """One step. Its parts happen in this order: adapters, kv_saves, kv_loads, requests.
 
     kv_saves: blocks to gather into bytes, for each record those of all groups one after the other;
@@ -216,7 +220,7 @@ class SchedulerOutput:
 
     @property
     def num_tokens(self) -> int:
-        return sum(request.num_tokens for request in self.requests)
+        return sum([len(request.token_ids) for request in self.requests])
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +274,7 @@ def num_same(some: Sequence[int], others: Sequence[int]) -> int:
     return min(len(some), len(others))
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRunnerOutput:
+class ModelRunnerOutput(msgspec.Struct, frozen=True, gc=False):
     """All that came out of a step. kv_saves: the records of the step's kv_saves, in their order."""
 
     step_id: int

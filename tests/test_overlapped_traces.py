@@ -7,10 +7,10 @@ late as a device ever may. Each mutant breaks one rule that overlapping needs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from lora_serve.fuzz.oracle.engine import OracleEngine
 from lora_serve.fuzz.oracle.executor import OracleExecutor
@@ -165,7 +165,7 @@ class LoadsWhenSubmitted(OracleExecutor):
     def submit(self, step: SchedulerOutput) -> None:
         for load in step.kv_loads:
             self.scatter(load)
-        super().submit(replace(step, kv_loads=()))
+        super().submit(structs.replace(step, kv_loads=()))
 
 
 def answers_right(executor_class: type[OracleExecutor], abort_at: int) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec import structs
 
 from lora_serve.distributed.shares import RankPlace
 from lora_serve.fuzz.oracle.tiered_traces import TieredTrace
@@ -99,7 +100,7 @@ class IsAStepBehind(OracleRank):
         late, self._before = self._before, step
         sizes = [[r.num_tokens for r in each.requests] for each in (late, step)]
         if self._group.rank and sizes[0] == sizes[1]:
-            step = replace(step, requests=late.requests)
+            step = structs.replace(step, requests=late.requests)
         super().submit(step)
 
 

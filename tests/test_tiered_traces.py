@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from lora_serve.fuzz.oracle.executor import OracleExecutor
 from lora_serve.fuzz.oracle.tiered_traces import TieredResult, TieredTrace
@@ -62,7 +62,7 @@ class LoadsAfterCompute(OracleExecutor):
     """Offers blocks that are still on their way."""
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        output = super().execute(replace(step, kv_loads=()))
+        output = super().execute(structs.replace(step, kv_loads=()))
         for load in step.kv_loads:
             self.scatter(load)
         return output
@@ -70,7 +70,7 @@ class LoadsAfterCompute(OracleExecutor):
 
 class LoadsNothing(OracleExecutor):
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        return super().execute(replace(step, kv_loads=()))
+        return super().execute(structs.replace(step, kv_loads=()))
 
 
 class IgnoresWhereTheHitEnds(TieredConnector[Request]):

@@ -153,6 +153,8 @@ class AdapterLoader:
 
     def take_results(self) -> list[LoadResult]:
         """All results so far, oldest first. Never waits."""
+        if not self._num_pending and self._ended.empty():
+            return []  # as between most steps
         while not self._ended.empty():  # no other thread takes any out
             self._take_in(*self._ended.get_nowait())
         self._give_up_overdue()
@@ -162,6 +164,8 @@ class AdapterLoader:
         return results
 
     def take_slow(self) -> list[AdapterRef]:
+        if not self._unended_reloads:
+            return []
         now, slow = self._clock(), []
         for task in self._unended_reloads:
             if self._num_slow >= MAX_SLOW or now < task.begin + SLOW_SECONDS:

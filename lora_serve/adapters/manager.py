@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.adapters.findings import listed
@@ -36,18 +37,17 @@ from lora_serve.messages import AdapterInfo, LoadAdapter
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterEvents:
+class AdapterEvents(msgspec.Struct, frozen=True, gc=False):
     """What loads have come to: callers to answer, versions that are back, versions that are lost.
 
     published: each call with its adapter as it now stands, or the error it ended in. slow: versions
     that are still being read, and shall keep no LoRA slot meanwhile.
     """
 
-    published: list[tuple[LoadAdapter, AdapterInfo | LoraServeError]] = field(default_factory=list)
-    back: list[AdapterRef] = field(default_factory=list)
-    lost: list[tuple[AdapterRef, LoraServeError]] = field(default_factory=list)
-    slow: list[AdapterRef] = field(default_factory=list)
+    published: list[tuple[LoadAdapter, AdapterInfo | LoraServeError]] = []
+    back: list[AdapterRef] = []
+    lost: list[tuple[AdapterRef, LoraServeError]] = []
+    slow: list[AdapterRef] = []
 
 
 class AdapterManager:

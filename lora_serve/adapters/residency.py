@@ -100,6 +100,8 @@ class AdapterResidency:
 
     def take_changes(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
         """The digests that the next step has to (drop, add), in this order, since the last call."""
+        if not (self._drop or self._add):
+            return (), ()
         drop, add = tuple(dict.fromkeys(self._drop)), tuple(self._add)
         self._active.difference_update(drop)
         self._active.update(add)

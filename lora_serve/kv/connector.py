@@ -7,8 +7,10 @@ it unread: from the store into a step's loads, from its saves into the store.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
+
+import msgspec
 
 from lora_serve.identity import CacheNamespace, Everything
 from lora_serve.kv.block_table import BlockTable
@@ -48,15 +50,14 @@ class TransferPlan:
 NOTHING = TransferPlan()
 
 
-@dataclass(frozen=True, slots=True)
-class FetchesEnded(Generic[R]):
+class FetchesEnded(msgspec.Struct, Generic[R], frozen=True, gc=False):
     """Requests whose fetches have ended.
 
     ready: they go on. failed: they must end, as --kv-load-failure-policy says, and why.
     """
 
-    ready: list[R] = field(default_factory=list)
-    failed: list[tuple[R, Cause]] = field(default_factory=list)
+    ready: list[R] = []
+    failed: list[tuple[R, Cause]] = []
 
 
 class KVConnector(Generic[R]):

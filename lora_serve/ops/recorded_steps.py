@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Int32Array = npt.NDArray[np.int32]
 
 AdapterInT = TypeVar("AdapterInT", contravariant=True)
 LoRAPlanT = TypeVar("LoRAPlanT")
@@ -53,12 +57,12 @@ class GraphPlans(Protocol[AdapterInT, LoRAPlanT, AttentionPlanT]):
     def fill_attention_plan(
         self,
         plan: AttentionPlanT,
-        query_start_loc: Tensor,
-        seq_lens: Tensor,
-        block_tables: Tensor,
+        query_start_loc: Int32Array,
+        seq_lens: Int32Array,
+        block_tables: Int32Array,
         /,
     ) -> None:
-        """Fill it with requests as plan_attention takes them."""
+        """Fill it with requests as plan_attention takes them, in arrays of the host."""
 
     def new_lora_plan(self, num_rows: int, /) -> LoRAPlanT: ...
 

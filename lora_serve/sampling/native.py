@@ -16,6 +16,7 @@ from torch import Tensor
 from lora_serve.ops._cpu import Backend, StepEdits
 from lora_serve.ops.contract import TokenChoice
 from lora_serve.ops.cpu.dtypes import dtype_code
+from lora_serve.sampling.contract import SampledToken
 from lora_serve.sampling.host import HostSamplerOutput, count_pending, token_choice
 from lora_serve.sampling.logprobs_mode import RAW_LOGPROBS, LogprobsMode
 from lora_serve.sampling.specification.logprobs import float_rows, log_sum_exp, logprob
@@ -46,17 +47,17 @@ class NativeSampler:
         arrays: list[NDArray[np.generic]] = []  # alive until the rows are done
         choices = [_choice(item, arrays) for item in inputs]
         rows = self._rows(logits, choices)
+        tokens: list[SampledToken] = [(row[0], None) for row in rows]
         for place, item in enumerate(inputs):
-            if item.params.logprobs is None:
-                continue
-            if item.params.logprob_token_ids or self._mode.changes(item, logits.shape[1]):
-                rows[place] = self._told_row(logits[place], item, rows[place][0])
-        return HostSamplerOutput(
-            [
-                (row[0], None if item.params.logprobs is None else self._logprobs(row))
-                for item, row in zip(inputs, rows, strict=True)
-            ]
-        )
+            if item.params.logprobs is not None:
+                tokens[place] = rows[place][0], self._told(logits[place], item, rows[place])
+        return HostSamplerOutput(tokens)
+
+    def _told(self, logits: Tensor, item: SampleInput, row: _Sampled) -> TokenLogprobs:
+        """The logprobs that a request asks for with its token. row: what drew that."""
+        if item.params.logprob_token_ids or self._mode.changes(item, len(logits)):
+            row = self._told_row(logits, item, row[0])
+        return self._logprobs(row)
 
     def _told_row(self, logits: Tensor, item: SampleInput, token_id: int) -> _Sampled:
         """What is told of a drawn token by the row it was drawn from, or of listed others."""

@@ -221,9 +221,9 @@ class Drafting:
         masked: those of its grammar that it had before, if it has one.
         """
         request = progress.request
-        if chunk.num_next_drafts:
+        if chunk.draft_chunk is not None and chunk.num_next_drafts:
             request.awaits_drafts = False
-        if chunk.asked.num_drafts:
+        if len(chunk.asked.samples) > 1:
             self.verified(progress, masked, totals)
         if result.next_drafts:
             self.guessed(request, result.next_drafts)

@@ -252,6 +252,8 @@ class WaitingQueue:
         """The request to admit next, or None. It stays queued until `pop`."""
         base, with_slot = self._base.head(), self._with_slot.head()
         without_slot = self._without_slot.head()
+        if base is None and with_slot is None and without_slot is None:
+            return None
         if without_slot is not None and not slot_is_free:
             if with_slot is not None and self._precedes(without_slot, with_slot):
                 with_slot = None if without_slot.num_overtaken >= OVERTAKE_LIMIT else with_slot

@@ -173,6 +173,8 @@ class Scheduler:
     def take_in_fetches(self) -> list[tuple[Request, str]]:
         """Let requests go on whose fetches have ended; those that must not, with what failed."""
         ended = self._connector.take_fetched()
+        if not (ended.ready or ended.failed):
+            return []
         self._wake(ended.ready)
         for request, _ in ended.failed:
             self._finish(request)

@@ -5,6 +5,7 @@ Rows of one adapter stand together: few segments.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import TypeVar
@@ -20,8 +21,9 @@ from lora_serve.layers.biases import LayerBiases
 from lora_serve.layers.expert_lora import ExpertAdapters
 from lora_serve.layers.vocabulary import EmbeddingChange
 from lora_serve.ops.contract import AttentionPlan, LoRAPlan, Ops, PackedAdapter
+from lora_serve.ops.recorded_steps import Int32Array
 from lora_serve.step import ScheduledRequest
-from lora_serve.worker.batch_rows import BatchRows, Outputs, PendingTokens, as_tensor
+from lora_serve.worker.batch_rows import BatchRows, Int64Array, Outputs, PendingTokens
 from lora_serve.worker.device import Device
 
 T = TypeVar("T")
@@ -68,31 +70,29 @@ class BatchBuilder:
         adapters that have any.
         """
         keys = [_adapter_key(request) for request in requests]
-        order = sorted(range(len(requests)), key=keys.__getitem__)
+        order = tuple(sorted(range(len(requests)), key=keys.__getitem__))
         members = [requests[index] for index in order]
-        counts = [request.num_tokens for request in members]
+        counts = [len(request.token_ids) for request in members]
         starts = tuple(accumulate(counts, initial=0))
         num_outputs = _num_outputs(members, counts)
         ends = tuple(accumulate(num_outputs, initial=0))
         samplers = [i for i, request in enumerate(members) if request.asked.samples]
         pending = [i for i, request in enumerate(members) if request.token_from is not None]
-        positions, slot_mapping = self._places(members, counts)
         is_embeds, inputs_embeds = self._embeds(members, starts)
         return BatchRows(
-            order=tuple(order),
+            num_rows=starts[-1],
+            order=order,
             query_start_loc=starts,
             outputs=self._outputs(members, starts, num_outputs, adapter_of, biases, experts),
             output_start_loc=ends,
-            samplers=tuple(order[i] for i in samplers),
+            samplers=tuple([order[i] for i in samplers]),
             logits_indices=_logits_indices(members, samplers, ends),
-            input_ids=np.array([t for member in members for t in member.token_ids], np.int64),
-            positions=positions,
-            slot_mapping=slot_mapping,
-            pending_rows=np.array([starts[i] for i in pending], np.int64),
-            token_sources=tuple(members[i].token_from or 0 for i in pending),
+            columns=self._columns(members, counts),
+            pending_rows=tuple([starts[i] for i in pending]),
+            token_sources=tuple([members[i].token_from or 0 for i in pending]),
             seq_lens=_seq_lens(members),
             block_tables=tuple([_block_tables(members, group) for group in self._groups]),
-            segments=_segments(members, starts, adapter_of),
+            segments=_segments(members, starts, adapter_of) if keys[order[-1]] else (),
             is_embeds=is_embeds,
             inputs_embeds=inputs_embeds,
             embedding_changes=(
@@ -105,11 +105,11 @@ class BatchBuilder:
     def to_device(self, rows: BatchRows, pending: PendingTokens | None = None) -> ForwardBatch:
         """The rows as the model takes them."""
         count = rows.num_rows
-        columns = [rows.input_ids, rows.positions, *rows.slot_mapping]
-        num_values = len(columns) * count
+        values = rows.columns.reshape(-1)
+        num_values = len(values)
         if rows.outputs is not None:
-            columns.append(rows.outputs.rows)
-        table = self._device.upload(torch.from_numpy(np.concatenate(columns)))
+            values = np.concatenate((values, rows.outputs.rows))
+        table = self._device.upload(torch.from_numpy(values))
         input_ids, positions, *slots = table[:num_values].view(-1, count)
         plans = [self._attention_of(rows, tables) for tables in rows.block_tables]
         if pending is not None:
@@ -128,10 +128,13 @@ class BatchBuilder:
             experts=rows.experts,
         )
 
-    def _attention_of(self, rows: BatchRows | Outputs, block_tables: Tensor) -> AttentionPlan:
-        starts = as_tensor(rows.query_start_loc, np.int32)
+    def _attention_of(self, rows: BatchRows | Outputs, block_tables: Int32Array) -> AttentionPlan:
+        starts = np.array(rows.query_start_loc, np.int32)
         return self._ops.attention.plan_attention(
-            starts, rows.seq_lens, block_tables, self._block_size
+            torch.from_numpy(starts),
+            torch.from_numpy(rows.seq_lens),
+            torch.from_numpy(block_tables),
+            self._block_size,
         )
 
     def _lora_of(self, rows: BatchRows | Outputs) -> LoRAPlan | None:
@@ -150,27 +153,28 @@ class BatchBuilder:
             indices, {last: plan}, self._lora_of(outputs), outputs.biases, outputs.experts
         )
 
-    def _places(
-        self, members: Sequence[ScheduledRequest], counts: Sequence[int]
-    ) -> tuple[npt.NDArray[np.int64], tuple[npt.NDArray[np.int64], ...]]:
-        """Each row's absolute position (T), and for each group its slot in the KV caches (T)."""
+    def _columns(self, members: Sequence[ScheduledRequest], counts: Sequence[int]) -> Int64Array:
+        """Each row's token, absolute position, and for each group its slot in the KV caches."""
+        size = self._block_size
         if max(counts) == 1:  # most steps: no arrays of one
-            size, starts = self._block_size, [member.start for member in members]
-            starting = [
-                [
-                    member.block_tables[group][start // size] * size + start % size
-                    for member, start in zip(members, starts, strict=True)
+            values = [member.token_ids[0] for member in members]
+            values += [member.start for member in members]
+            for group in self._groups:
+                values += [
+                    member.block_tables[group][member.start // size] * size + member.start % size
+                    for member in members
                 ]
-                for group in self._groups
-            ]
-            return np.array(starts, np.int64), tuple(np.array(starting, np.int64))
+            return np.array(values, np.int64).reshape(-1, len(members))
+        token_ids = [np.array(member.token_ids, np.int64) for member in members]
         positions = [np.arange(member.start, member.end) for member in members]
         slots = [
-            [_slots(member.block_tables[group], at, self._block_size) for group in self._groups]
-            for member, at in zip(members, positions, strict=True)
+            [
+                _slots(member.block_tables[group], at, size)
+                for member, at in zip(members, positions, strict=True)
+            ]
+            for group in self._groups
         ]
-        of_groups = zip(*slots, strict=True)
-        return np.concatenate(positions), tuple([np.concatenate(some) for some in of_groups])
+        return np.array([np.concatenate(column) for column in (token_ids, positions, *slots)])
 
     def _outputs(
         self,
@@ -235,14 +239,15 @@ def _num_outputs(members: Sequence[ScheduledRequest], counts: Sequence[int]) -> 
 
 def _logits_indices(
     members: Sequence[ScheduledRequest], samplers: Sequence[int], ends: Sequence[int]
-) -> npt.NDArray[np.int64]:
+) -> tuple[int, ...]:
     """The rows that are sampled: the last ones of each sampler's outputs, which end at `ends`."""
-    rows = [
-        row
-        for i in samplers
-        for row in range(ends[i + 1] - len(members[i].asked.samples), ends[i + 1])
-    ]
-    return np.array(rows, np.int64)
+    return tuple(
+        [
+            row
+            for i in samplers
+            for row in range(ends[i + 1] - len(members[i].asked.samples), ends[i + 1])
+        ]
+    )
 
 
 def _adapter_key(request: ScheduledRequest) -> bytes:
@@ -250,8 +255,8 @@ def _adapter_key(request: ScheduledRequest) -> bytes:
     return request.adapter.digest if request.adapter is not BASE_MODEL else b""
 
 
-def _seq_lens(members: Sequence[ScheduledRequest]) -> Tensor:
-    return as_tensor([member.end for member in members], np.int32)
+def _seq_lens(members: Sequence[ScheduledRequest]) -> Int32Array:
+    return np.array([member.end for member in members], np.int32)
 
 
 def _segments(
@@ -278,13 +283,17 @@ def _segments(
     return tuple(segments)
 
 
-def _block_tables(members: Sequence[ScheduledRequest], group: int) -> Tensor:
+def _block_tables(members: Sequence[ScheduledRequest], group: int) -> Int32Array:
     """(R, longest), filled up with block 0, which is not looked at."""
-    block_ids = [member.block_tables[group] for member in members]
-    tables = np.zeros((len(members), max(map(len, block_ids))), dtype=np.int32)
-    for table, ids in zip(tables, block_ids, strict=True):
-        table[: len(ids)] = ids
-    return torch.from_numpy(tables)
+    block_ids = [array("i", member.block_tables[group]) for member in members]
+    counts = list(map(len, block_ids))
+    longest = max(counts)
+    numbers = np.frombuffer(bytearray().join(block_ids), np.int32)
+    if len(numbers) == longest * len(members):
+        return numbers.reshape(-1, longest)
+    tables = np.zeros((len(members), longest), np.int32)
+    tables[np.arange(longest) < np.array(counts)[:, None]] = numbers
+    return tables
 
 
 def _slots(

@@ -14,6 +14,7 @@ import torch._meta_registrations  # (of `lean_torch`: what is launched on a GPU 
 from torch import Tensor
 
 from lora_serve.host_copies import to_device
+from lora_serve.worker.device import NumPyArray
 
 WARM_UP_RUNS = (
     2  # the first compiles kernels and makes cuBLAS's workspace, which cannot be recorded
@@ -53,8 +54,8 @@ class CudaDevice:
     def upload(self, host: Tensor) -> Tensor:
         return to_device(host, self.torch_device)
 
-    def fill(self, target: Tensor, host: Tensor) -> None:
-        target.copy_(host.pin_memory(), non_blocking=True)
+    def fill(self, target: Tensor, host: NumPyArray) -> None:
+        target.copy_(torch.from_numpy(host).pin_memory(), non_blocking=True)
 
     @contextmanager
     def loading(self) -> Iterator[None]:

@@ -12,11 +12,15 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from lora_serve.errors import ConfigError
 from lora_serve.ops.recorded_steps import RecordedWork
+
+NumPyArray = npt.NDArray[np.generic]
 
 
 class Event(Protocol):
@@ -45,8 +49,8 @@ class Device(Protocol):
     def upload(self, host: Tensor) -> Tensor:
         """The values of a CPU tensor on the device; the caller may drop `host`, not change it."""
 
-    def fill(self, target: Tensor, host: Tensor) -> None:
-        """Give a device's tensor the values of a CPU tensor, of which `upload`'s rule holds."""
+    def fill(self, target: Tensor, host: NumPyArray) -> None:
+        """Give a device's tensor values of its shape and type, of which `upload`'s rule holds."""
 
     def loading(self) -> AbstractContextManager[None]:
         """Let another thread's work go beside the steps'; it is done when the block ends."""
@@ -79,8 +83,8 @@ class CpuDevice:
     def upload(self, host: Tensor) -> Tensor:
         return host
 
-    def fill(self, target: Tensor, host: Tensor) -> None:
-        target.copy_(host)
+    def fill(self, target: Tensor, host: NumPyArray) -> None:
+        target.numpy()[...] = host
 
     def loading(self) -> AbstractContextManager[None]:
         return nullcontext()

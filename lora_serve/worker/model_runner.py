@@ -6,12 +6,13 @@ by then, and take the tokens that this one draws from where they were drawn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
+from itertools import accumulate
 
+import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from lora_serve.distributed.group import ALONE, Group, broadcast
@@ -36,10 +37,10 @@ from lora_serve.worker.step_graphs import StepGraphs
 
 LOGITS_ROWS_AT_ONCE = 256  # 150 MB for a vocabulary of 151,936
 NOTHING_SAMPLED = HostSamplerOutput(())
+NOTHING_GIVEN = RequestStepOutput()
 
 
-@dataclass(frozen=True, slots=True)
-class SubmittedBatch:
+class SubmittedBatch(msgspec.Struct, frozen=True, eq=False, gc=False):
     """All by index in the step.
 
     requests: of the step. places: where `sampled` has the first of a request's tokens.
@@ -47,43 +48,39 @@ class SubmittedBatch:
     """
 
     requests: Sequence[ScheduledRequest] = ()
-    places: Mapping[int, int] = field(default_factory=dict)
+    places: dict[int, int] = {}
     sampled: SamplerOutput = NOTHING_SAMPLED
-    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
-    pooled: Mapping[int, HostCopy] = field(default_factory=dict)
-    hidden_sums: Mapping[int, HostCopy] = field(default_factory=dict)
+    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+    pooled: dict[int, HostCopy] = {}
+    hidden_sums: dict[int, HostCopy] = {}
 
     def results(self) -> tuple[RequestStepOutput, ...]:
         """Wait for the results; they are in the step's order."""
-        tokens = self.sampled.wait()
-        return tuple(self._result(index, tokens) for index in range(len(self.requests)))
+        tokens, places = self.sampled.wait(), self.places
+        results = [
+            self._drawn(request, places[index], tokens) if index in places else NOTHING_GIVEN
+            for index, request in enumerate(self.requests)
+        ]
+        for index, told in self.prompt_logprobs.items():
+            results[index] = replace(results[index], prompt_logprobs=told)
+        for index, copy in self.pooled.items():
+            results[index] = replace(results[index], pooled=copy.wait().numpy().tobytes())
+        for index, copy in self.hidden_sums.items():
+            results[index] = replace(results[index], hidden_sums=copy.wait().numpy().tobytes())
+        return tuple(results)
 
-    def _result(self, index: int, tokens: Sequence[SampledToken]) -> RequestStepOutput:
-        token_ids, logprobs = self._accepted(index, tokens)
-        pooled, hidden_sums = self.pooled.get(index), self.hidden_sums.get(index)
-        return RequestStepOutput(
-            token_ids,
-            logprobs,
-            self.prompt_logprobs.get(index, ()),
-            b"" if pooled is None else pooled.wait().numpy().tobytes(),
-            b"" if hidden_sums is None else hidden_sums.wait().numpy().tobytes(),
-        )
-
-    def _accepted(
-        self, index: int, tokens: Sequence[SampledToken]
-    ) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]:
-        place = self.places.get(index)
-        if place is None:
-            return (), ()
-        request = self.requests[index]
+    def _drawn(
+        self, request: ScheduledRequest, place: int, tokens: Sequence[SampledToken]
+    ) -> RequestStepOutput:
+        """What was sampled for a request, whose first token is at this place."""
         num_samples = len(request.asked.samples)
         if num_samples == 1:  # the usual case
             token_id, logprobs = tokens[place]
-            return (token_id,), () if logprobs is None else (logprobs,)
+            return RequestStepOutput((token_id,), () if logprobs is None else (logprobs,))
         sampled = tokens[place : place + num_samples]
         token_ids = accepted([token_id for token_id, _ in sampled], request.draft_token_ids)
-        told = (each for _, each in sampled[: len(token_ids)])
-        return token_ids, tuple(each for each in told if each is not None)
+        told = [each for _, each in sampled[: len(token_ids)]]
+        return RequestStepOutput(token_ids, tuple([each for each in told if each is not None]))
 
 
 class ModelRunner:
@@ -131,11 +128,13 @@ class ModelRunner:
         hidden = self._forward(rows)
         samplers = [requests[index] for index in rows.samplers]
         sampled = self._sample(samplers, self._sampled_rows(rows, hidden))
-        ends = accumulate((len(request.asked.samples) for request in samplers), initial=0)
+        ends = accumulate([len(request.asked.samples) for request in samplers], initial=0)
         prompt_logprobs, pooled, hidden_sums = {}, {}, {}
-        bounds = zip(rows.order, pairwise(rows.output_start_loc), strict=True)
-        for index, (start, end) in bounds:
+        for place, index in enumerate(rows.order):
             asked = requests[index].asked
+            if not asked.takes_hidden:
+                continue
+            start, end = rows.output_start_loc[place : place + 2]
             if asked.scoring is not None:
                 prompt_logprobs[index] = self._prompt_logprobs(requests[index], hidden[start:end])
             if asked.num_pooled:
@@ -149,8 +148,9 @@ class ModelRunner:
     def _forward(self, rows: BatchRows) -> Tensor:
         """The hidden states asked for."""
         pending = self._pending_tokens(rows)
-        if self._graphs is not None and self._graphs.can_run(rows):
-            return self._graphs.run(rows, pending)
+        hidden = None if self._graphs is None else self._graphs.run(rows, pending)
+        if hidden is not None:
+            return hidden
         return self._model.forward(self._builder.to_device(rows, pending), self._kv_caches)
 
     def _sampled_rows(self, rows: BatchRows, hidden: Tensor) -> Tensor:
@@ -162,7 +162,8 @@ class ModelRunner:
         """
         if rows.all_sample:
             return hidden
-        indices = self._device.upload(torch.from_numpy(rows.logits_indices))
+        host = torch.from_numpy(np.array(rows.logits_indices, np.int64))
+        indices = self._device.upload(host)
         return hidden.index_select(0, indices)
 
     def _pending_tokens(self, rows: BatchRows) -> PendingTokens | None:
@@ -170,7 +171,7 @@ class ModelRunner:
         if not rows.token_sources:
             return None
         places = [self._last.places[source] for source in rows.token_sources]
-        table = self._device.upload(torch.from_numpy(np.stack((rows.pending_rows, places))))
+        table = self._device.upload(torch.from_numpy(np.array((rows.pending_rows, places))))
         token_ids = broadcast(self._group, self._last.sampled.token_ids[table[1]])
         return PendingTokens(table[0], token_ids)
 

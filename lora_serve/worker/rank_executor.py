@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import msgspec
+from msgspec import structs
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.distributed.limits import RankLimits, TimeLimit
@@ -101,7 +101,7 @@ class RankExecutor:
                 loads = self._steps.encode_loads(shares.split(step.kv_loads, place))
                 links.steps.send(loads, limit=self._limits.step)
         if step.kv_loads:
-            step = replace(step, kv_loads=shares.split(step.kv_loads, self._places[0]))
+            step = structs.replace(step, kv_loads=shares.split(step.kv_loads, self._places[0]))
         self._saves.append(bool(step.kv_saves))
         self._worker.submit(step)
 
@@ -115,7 +115,7 @@ class RankExecutor:
             self._saved_decoder.decode(links.steps.receive(self._limits.step))
             for links in self._others
         ]
-        return replace(output, kv_saves=self._worker.kv_shares.merge(parts))
+        return structs.replace(output, kv_saves=self._worker.kv_shares.merge(parts))
 
     def close(self) -> None:
         """End the other ranks."""

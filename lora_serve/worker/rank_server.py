@@ -12,11 +12,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
 import msgspec
+from msgspec import structs
 
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.distributed.limits import TimeLimit
@@ -110,7 +111,7 @@ def _run_steps(
         step, has_loads = decoder.decode(message)
         if has_loads:
             loads = decoder.decode_loads(steps.receive(limit))
-            step = replace(step, kv_loads=loads)
+            step = structs.replace(step, kv_loads=loads)
         worker.submit(step)
         has_saves.append(bool(step.kv_saves))
 

@@ -23,7 +23,7 @@ from lora_serve.layers.batch import ForwardBatch
 from lora_serve.ops.contract import StepPlans
 from lora_serve.ops.recorded_steps import Record, RecordedWork
 from lora_serve.worker.batch_builder import by_layer
-from lora_serve.worker.batch_rows import BatchRows, PendingTokens, as_tensor
+from lora_serve.worker.batch_rows import BatchRows, PendingTokens
 from lora_serve.worker.device import Device
 
 _PADDING_SLOT = -1
@@ -167,7 +167,7 @@ class StepRecorder:
 
 
 class StepGraphs:
-    """The recorded steps of one model; `run` is right for steps that `can_run` agrees to."""
+    """The recorded steps of one model."""
 
     def __init__(
         self,
@@ -189,25 +189,19 @@ class StepGraphs:
         """The kinds and sizes that are there by now."""
         return self._graphs.keys()
 
-    def can_run(self, rows: BatchRows) -> bool:
-        return self._size_for(rows) is not None
+    def run(self, rows: BatchRows, pending: PendingTokens | None = None) -> Tensor | None:
+        """The hidden states (N, H) asked for, until the next call; None for a step to run eagerly.
 
-    def run(self, rows: BatchRows, pending: PendingTokens | None = None) -> Tensor:
-        """The hidden states (N, H) asked for, until the next call."""
-        size = self._size_for(rows)
-        assert size is not None, f"no graph for {rows.num_rows} rows"
-        return self.graph(_kind(rows), size).run(rows, pending)
-
-    def _size_for(self, rows: BatchRows) -> int | None:
+        That is one of more rows than any graph, or of rows that graphs know nothing of.
+        """
         if rows.is_embeds is not None or rows.embedding_changes or rows.biases or rows.experts:
             return None
-        sizes = self._sizes.get(_kind(rows), ())
+        kind = StepKind(rows.is_decode, bool(rows.segments))
+        sizes = self._sizes.get(kind, ())
         index = bisect.bisect_left(sizes, rows.num_rows)
-        return sizes[index] if index < len(sizes) else None
-
-
-def _kind(rows: BatchRows) -> StepKind:
-    return StepKind(rows.is_decode, bool(rows.segments))
+        if index == len(sizes):
+            return None
+        return self.graph(kind, sizes[index]).run(rows, pending)
 
 
 class GraphBuffers:
@@ -249,12 +243,14 @@ class GraphBuffers:
 
     def fill(self, rows: BatchRows, pending: PendingTokens | None = None) -> None:
         """Put in the next replay's rows. What earlier ones read stays: they may not have run."""
-        columns = self._padding()
-        columns[:, : rows.num_rows] = rows.input_ids, rows.positions, *rows.slot_mapping
-        self._device.fill(self._columns, torch.from_numpy(columns))
+        columns = rows.columns
+        if rows.num_rows < self.size:
+            columns = self._padding()
+            columns[:, : rows.num_rows] = rows.columns
+        self._device.fill(self._columns, columns)
         if pending is not None:
             pending.put_into(self._columns[0])
-        starts = as_tensor(rows.query_start_loc, np.int32)
+        starts = np.array(rows.query_start_loc, np.int32)
         for plan, block_tables in zip(self._attention, rows.block_tables, strict=True):
             self._plans.fill_attention_plan(plan, starts, rows.seq_lens, block_tables)
         if self._lora is not None:
@@ -278,7 +274,7 @@ class StepGraph:
         """Run the step, as `StepGraphs.run` says."""
         self._buffers.fill(rows, pending)
         self._work.replay()
-        if rows.outputs is None:
-            return self._work.output[: rows.num_rows]
-        asked = self._device.upload(torch.from_numpy(rows.outputs.rows))
-        return self._work.output.index_select(0, asked)
+        output = self._work.output
+        if rows.outputs is not None:
+            return output.index_select(0, self._device.upload(torch.from_numpy(rows.outputs.rows)))
+        return output if rows.num_rows == self.size else output[: rows.num_rows]

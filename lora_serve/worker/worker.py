@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
+import msgspec
 import torch
 from msgspec import structs
 
@@ -46,8 +47,7 @@ from lora_serve.worker.rank_shares import KVShares, bias_shares
 from lora_serve.worker.runners import RunnerSettings
 
 
-@dataclass(frozen=True, slots=True)
-class SubmittedStep:
+class SubmittedStep(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A step that the device may still be at. dropped: weights that steps until `end` may read."""
 
     step_id: int
@@ -101,6 +101,7 @@ class Worker:
         self.vocabulary: Vocabulary | None  # of the whole model
         self.is_screened = False
         self._runner: ModelRunner
+        self._inference_mode = torch.inference_mode()  # of steps, one at a time
         self._submitted: deque[SubmittedStep] = deque()
         self._drawn: Sequence[RequestStepOutput] = ()  # by the last step that had requests
 
@@ -220,22 +221,21 @@ class Worker:
         """Forget what `prepare_adapter` made of it, since another rank could not."""
         self._adapters.discard(digest)
 
-    @torch.inference_mode()
     def submit(self, step: SchedulerOutput) -> None:
         """Ask the device for the step's parts in their order, those that there are."""
         self._check(step)
-        dropped = self._adapters.change(step.drop_adapters, step.add_adapters)
-        saved = self._transfer.gather(step.kv_saves)
-        self._transfer.scatter(step.kv_loads)
-        batch = self._runner.submit(step.requests)
-        end = self._device.record_event()
+        with self._inference_mode:
+            dropped = self._adapters.change(step.drop_adapters, step.add_adapters)
+            saved = self._transfer.gather(step.kv_saves)
+            self._transfer.scatter(step.kv_loads)
+            batch = self._runner.submit(step.requests)
+            end = self._device.record_event()
         self._submitted.append(SubmittedStep(step.step_id, batch, saved, dropped, end))
 
     def has_ended(self) -> bool:
         """Whether the device is done with the oldest step that was not collected yet."""
         return self._submitted[0].end.is_done()
 
-    @torch.inference_mode()
     def collect(self) -> ModelRunnerOutput:
         """What came out of the oldest step that was not collected yet; waits for all of it."""
         step = self._submitted.popleft()
@@ -246,6 +246,7 @@ class Worker:
             self._drawn = results
         return ModelRunnerOutput(step.step_id, results, step.saved.rows())
 
+    @torch.inference_mode()
     def _with_guesses(
         self,
         draft_model: DraftModel,
@@ -274,11 +275,10 @@ class Worker:
         self._group.close()
 
     def _check(self, step: SchedulerOutput) -> None:
-        adapters = (one.adapter for one in step.requests if one.adapter is not BASE_MODEL)
-        num_loras = len({adapter.digest for adapter in adapters})
+        loras = {one.adapter.digest for one in step.requests if one.adapter is not BASE_MODEL}
         assert len(step.requests) <= self._max_num_seqs, f"step of {len(step.requests)} requests"
         assert step.num_tokens <= self._max_num_batched_tokens, f"step of {step.num_tokens} tokens"
-        assert num_loras <= self._lora.max_loras, f"step of {num_loras} adapters"
+        assert len(loras) <= self._lora.max_loras, f"step of {len(loras)} adapters"
 
     def _kv_sizing(self, model: LoadedModel, linears: Sequence[LinearLayout]) -> KVSizing:
         return KVSizing(

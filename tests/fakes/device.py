@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.ops.recorded_steps import RecordedWork
-from lora_serve.worker.device import Event, Passed, RerunWork
+from lora_serve.worker.device import Event, NumPyArray, Passed, RerunWork
 
 
 class RecordingDevice:
@@ -29,8 +29,8 @@ class RecordingDevice:
     def upload(self, host: Tensor) -> Tensor:
         return host.clone()
 
-    def fill(self, target: Tensor, host: Tensor) -> None:
-        target.copy_(host)
+    def fill(self, target: Tensor, host: NumPyArray) -> None:
+        target.copy_(torch.from_numpy(host))
 
     def loading(self) -> AbstractContextManager[None]:
         self.num_loads += 1

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lora_serve.ops.contract import AttentionPlan, LoRAPlan, Ops, PackedAdapter
+from lora_serve.ops.recorded_steps import Int32Array
 
 
 @dataclass(slots=True)
@@ -46,14 +47,18 @@ class RecordableOps:
         return replace(self._ops, adapters=self, attention=self, graph_plans=self, record=None)
 
     def fill_attention_plan(
-        self, plan: HeldAttention, query_start_loc: Tensor, seq_lens: Tensor, block_tables: Tensor
+        self,
+        plan: HeldAttention,
+        query_start_loc: Int32Array,
+        seq_lens: Int32Array,
+        block_tables: Int32Array,
     ) -> None:
         plan.num_taken = int(query_start_loc[-1])
         assert plan.num_taken <= plan.num_rows, "more rows than the plan holds"
         assert block_tables.shape[1] <= plan.max_blocks, "more blocks than the plan holds"
         assert not plan.is_decode or plan.num_taken == len(seq_lens), "a request of several rows"
         plan.plan = self._ops.attention.plan_attention(
-            query_start_loc, seq_lens, block_tables, plan.block_size
+            *map(torch.from_numpy, (query_start_loc, seq_lens, block_tables)), plan.block_size
         )
 
     def fill_lora_plan(

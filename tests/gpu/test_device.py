@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,9 +15,9 @@ def test_uploads_and_fills_are_ordered_with_the_work_around_them() -> None:
     device = open_device("cuda")
     target = device.upload(torch.zeros(1000))
     for value in range(50):
-        device.fill(target, torch.full((1000,), float(value)))
+        device.fill(target, np.full(1000, value, np.float32))
         copy = target.clone()
-        device.fill(target, torch.full((1000,), -1.0))
+        device.fill(target, np.full(1000, -1, np.float32))
         assert copy.unique().tolist() == [value]
 
 
@@ -26,7 +27,7 @@ def test_recorded_work_sees_what_its_memory_holds_when_it_is_replayed() -> None:
     work = device.record(lambda: given + 1)
     output = work.output
     for value in (4.0, 7.0):
-        device.fill(given, torch.full((3,), value))
+        device.fill(given, np.full(3, value, np.float32))
         work.replay()
         assert output.tolist() == [value + 1] * 3
 

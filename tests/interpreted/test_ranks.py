@@ -120,9 +120,11 @@ def test_two_ranks_with_recorded_steps_give_the_bits_of_one(
     ran: list[int] = []
     run = StepGraphs.run
 
-    def noted(graphs: StepGraphs, rows: BatchRows, *pending: Any) -> Tensor:
-        ran.append(rows.num_rows)
-        return run(graphs, rows, *pending)
+    def noted(graphs: StepGraphs, rows: BatchRows, *pending: Any) -> Tensor | None:
+        hidden = run(graphs, rows, *pending)
+        if hidden is not None:
+            ran.append(rows.num_rows)
+        return hidden
 
     monkeypatch.setattr(StepGraphs, "run", noted)
     assert len({result.token_ids for result in expected[-1].requests}) > 1

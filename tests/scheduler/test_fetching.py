@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from lora_serve.config import KVTierConfig
 from lora_serve.fuzz.oracle.content import UNWRITTEN
@@ -385,8 +386,8 @@ class GathersAfterCompute(OracleExecutor):
     """Saves what a block holds once others have written into it."""
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        output = super().execute(replace(step, kv_saves=()))
-        return replace(output, kv_saves=tuple(map(self.gather, step.kv_saves)))
+        output = super().execute(structs.replace(step, kv_saves=()))
+        return structs.replace(output, kv_saves=tuple(map(self.gather, step.kv_saves)))
 
 
 @pytest.mark.parametrize("executor", [OracleExecutor, GathersAfterCompute])

@@ -103,7 +103,7 @@ def test_a_row_of_each_draft_is_sampled_from() -> None:
     drafted = replace(request(4, 6, 1), asked=sampling(SAMPLE, SAMPLE, SAMPLE))
     rows = lay_out(drafted, replace(request(7, 1, 2), asked=sampling(SAMPLE)))
     assert rows.outputs is not None
-    assert rows.outputs.rows[rows.logits_indices].tolist() == [3, 4, 5, 6]
+    assert rows.outputs.rows[list(rows.logits_indices)].tolist() == [3, 4, 5, 6]
 
 
 def test_samplers_are_found_by_their_last_row() -> None:
@@ -113,7 +113,7 @@ def test_samplers_are_found_by_their_last_row() -> None:
     assert rows.samplers == (2, 0)
     batch = BUILDER.to_device(rows)
     assert batch.outputs is not None
-    assert batch.outputs.rows[rows.logits_indices].tolist() == [3, 5]
+    assert batch.outputs.rows[list(rows.logits_indices)].tolist() == [3, 5]
 
 
 def test_hidden_states_come_out_only_of_rows_that_are_asked_for() -> None:
@@ -127,7 +127,7 @@ def test_hidden_states_come_out_only_of_rows_that_are_asked_for() -> None:
     assert rows.outputs.seq_lens.tolist() == [9, 4]
     assert rows.outputs.segments == ((0, 3, "A"), (3, 4, "B"))
     assert rows.output_start_loc == (0, 0, 0, 3, 4)
-    assert rows.logits_indices.tolist() == [3]
+    assert rows.logits_indices == (3,)
 
 
 def test_a_step_that_asks_for_nothing_has_one_row_come_out() -> None:
@@ -142,7 +142,7 @@ def test_all_rows_come_out_of_a_decode_step(asked: AskedOutputs) -> None:
     """Also where a prompt's chunk happens to be a token: recorded steps compute all rows."""
     rows = lay_out(request(5, 1, 1), replace(request(7, 1, 2), asked=asked))
     assert rows.outputs is None
-    assert rows.logits_indices.tolist() == ([1] if asked.samples else [])
+    assert rows.logits_indices == ((1,) if asked.samples else ())
 
 
 def test_a_decode_step_has_one_token_of_each_request() -> None:

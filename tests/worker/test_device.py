@@ -14,7 +14,7 @@ def test_a_cpu_shares_its_memory_with_the_host() -> None:
     host = torch.arange(3)
     assert device.upload(host) is host
     target = torch.zeros(3, dtype=torch.int64)
-    device.fill(target, host)
+    device.fill(target, host.numpy())
     assert target.tolist() == [0, 1, 2]
     with device.loading():
         assert device.upload(host) is host

@@ -23,6 +23,7 @@ from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, ScheduledRequest, SchedulerOutput
 from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.batch_rows import BatchRows, PendingTokens
+from lora_serve.worker.device import NumPyArray
 from lora_serve.worker.step_graphs import GraphBuffers, StepGraph, StepKind
 from lora_serve.worker.worker import Worker
 from tests.fakes.asked import sampling
@@ -145,8 +146,8 @@ class LateDevice(RecordingDevice):
         self._asked: deque[Callable[[], object]] = deque()
         self.outputs: list[Tensor] = []
 
-    def fill(self, target: Tensor, host: Tensor) -> None:
-        self._asked.append(lambda: target.copy_(host))
+    def fill(self, target: Tensor, host: NumPyArray) -> None:
+        self._asked.append(lambda: target.copy_(torch.from_numpy(host)))
 
     def record(self, run: Callable[[], Tensor]) -> RecordedWork:
         return LateWork(self, run)
@@ -174,8 +175,8 @@ class OneHostBuffer(GraphBuffers):
 
     def fill(self, rows: BatchRows, pending: PendingTokens | None = None) -> None:
         columns = self.__dict__.setdefault("_host", np.zeros((3, self.size), np.int64))
-        columns[:, : rows.num_rows] = rows.input_ids, rows.positions, *rows.slot_mapping
-        self._device.fill(self._columns, torch.from_numpy(columns))
+        columns[:, : rows.num_rows] = rows.columns
+        self._device.fill(self._columns, columns)
 
 
 def ignore(*_: object) -> None:

@@ -402,7 +402,7 @@ def test_a_rank_that_is_a_step_behind_shows(model: Path, monkeypatch: pytest.Mon
         before.append(step)
         late = before[-2] if len(before) > 1 else step
         if late.num_tokens == step.num_tokens:  # else the others would wait for its rows
-            step = dataclasses.replace(step, requests=late.requests)
+            step = replace(step, requests=late.requests)
         return step, has_loads
 
     monkeypatch.setattr(StepDecoder, "decode", decode_late)

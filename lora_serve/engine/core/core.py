@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec import structs
 
 from lora_serve.adapters.activation import adapter_start
 from lora_serve.adapters.manager import AdapterManager
@@ -95,6 +96,7 @@ class EngineCore:
         self._connector = connector
         self._num_arrived = 0
         self._num_ahead = num_steps_ahead(config, model)
+        self._validates = config.scheduler.validate
         self._in_flight: deque[SchedulerOutput] = deque()
         self._outbox = OutputBuffer()
         self.adapters = adapters
@@ -272,7 +274,7 @@ class EngineCore:
             num_requests = self._report()
         if self._events is not None:
             self._events.flush()
-        if self._config.scheduler.validate:
+        if self._validates:
             self.check_invariants()
         return num_requests > 0 or bool(self._in_flight)
 
@@ -284,7 +286,7 @@ class EngineCore:
             return False
         self._note_first_scheduled()
         if drop or add:  # which is rare, and a copy costs each step
-            self._executor.submit(replace(step, drop_adapters=drop, add_adapters=add))
+            self._executor.submit(structs.replace(step, drop_adapters=drop, add_adapters=add))
         else:
             self._executor.submit(step)
         self._in_flight.append(step)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -43,6 +43,7 @@ class RequestGrammars:
     def __init__(self, service: GrammarService, scheduler: Scheduler) -> None:
         self._service = service
         self._scheduler = scheduler
+        self._open: set[str] = set()  # requests that have a grammar
         self._in_time: set[str] = set()  # running requests whose masks a step may wait for
         self._first_replies: dict[str, MaskReply] = {}  # of requests that reason, or may
         self._ended: list[Ended] = []  # nothing may follow their reasoning
@@ -67,9 +68,12 @@ class RequestGrammars:
                 allows_eos=not params.ignore_eos,
                 share=share,
             )
+            self._open.add(request_id)
 
     def advance(self, progress: Iterable[RequestProgress]) -> None:
         """Tell of the tokens that a step gave."""
+        if not self._open:
+            return
         constrained = []
         for one in progress:
             request, num_new = one.request, len(one.new_token_ids)
@@ -92,6 +96,7 @@ class RequestGrammars:
     def close(self, request_id: str) -> None:
         """The request has ended; it may have had no grammar."""
         self._service.close(request_id)
+        self._open.discard(request_id)
         self._in_time.discard(request_id)
         self._first_replies.pop(request_id, None)
         self._ended = [end for end in self._ended if end[0].request_id != request_id]
@@ -103,15 +108,21 @@ class RequestGrammars:
         it has come.
         """
         ended, self._ended = self._ended, []
+        if self._service.num_pending:
+            ended += self._take_replies()
+        self._in_time.clear()
+        return ended
+
+    def _take_replies(self) -> Iterator[Ended]:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self._service.num_pending:
             wait_seconds = deadline - time.monotonic() if self._in_time else 0.0
             replies = self._service.take(max(0.0, wait_seconds))
             if not replies:
                 break
-            ended += [end for reply in replies if (end := self._take(reply)) is not None]
-        self._in_time.clear()
-        return ended
+            for reply in replies:
+                if (end := self._take(reply)) is not None:
+                    yield end
 
     def shut_down(self) -> None:
         self._service.shut_down()

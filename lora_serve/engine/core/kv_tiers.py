@@ -69,6 +69,8 @@ class PendingResets:
 
     def take_ended(self) -> list[CallReply]:
         """The replies that can be given, with an error where a tier has not forgotten for good."""
+        if not self._pending:
+            return []
         now = self._clock()
         ended = [
             (reply, forgetting)
@@ -117,6 +119,8 @@ class StaleVersions:
 
         Every step asks, so it looks no further than the first whose time has not come.
         """
+        if not self._due:
+            return []
         now = self._clock()
         refs = [ref for ref, _ in takewhile(lambda entry: entry[1] <= now, self._due.values())]
         for ref in refs:

@@ -103,7 +103,7 @@ class ReplySender:
         self._encoder = wire.encoder()
 
     def send(self, reply: EngineReply) -> None:
-        self._socket.send(self._encoder.encode(reply), copy=False)
+        self._socket.send(self._encoder.encode(reply))
 
     def close(self) -> None:
         self._socket.close(linger=2000)
@@ -127,12 +127,14 @@ def run_loop(core: EngineCore, inbox: Inbox, sender: ReplySender) -> None:
 def drain(inbox: Inbox, wait_seconds: float | None) -> list[EngineMessage | None]:
     """Everything in the inbox; waits for the first so long, with None for ever."""
     messages: list[EngineMessage | None] = []
-    try:
-        messages.append(inbox.get(wait_seconds != 0, wait_seconds))
-        while True:
-            messages.append(inbox.get_nowait())
-    except queue.Empty:
-        return messages
+    if wait_seconds != 0:
+        try:
+            messages.append(inbox.get(timeout=wait_seconds))
+        except queue.Empty:
+            return messages
+    while not inbox.empty():  # no other thread takes any out
+        messages.append(inbox.get_nowait())
+    return messages
 
 
 def _receive(context: zmq.Context[zmq.Socket[bytes]], address: str, inbox: Inbox) -> None:

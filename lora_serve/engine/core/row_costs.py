@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from msgspec import structs
 
@@ -100,7 +99,7 @@ def _draft_seconds(
 
 def _with_draft_chunk(step: SchedulerOutput, chunk: DraftChunk) -> SchedulerOutput:
     (request,) = step.requests
-    return replace(step, requests=(structs.replace(request, draft_chunk=chunk),))
+    return structs.replace(step, requests=(structs.replace(request, draft_chunk=chunk),))
 
 
 def _seconds(executor: Executor, step: SchedulerOutput, clock: Callable[[], float]) -> float:

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from lora_serve.ops._cpu import LoraAdapter, StepAttention, StepLora
-
-Int32Array = npt.NDArray[np.int32]
+from lora_serve.ops.recorded_steps import Int32Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +71,22 @@ def new_attention_plan(
 
 
 def fill_attention_plan(
-    plan: AttentionStep, query_start_loc: Tensor, seq_lens: Tensor, block_tables: Tensor
+    plan: AttentionStep,
+    query_start_loc: Int32Array,
+    seq_lens: Int32Array,
+    block_tables: Int32Array,
 ) -> None:
     starts, lens, tables = plan.arrays
     requests, blocks = block_tables.shape
-    bounds, padded = query_start_loc.numpy(), len(lens)
-    starts[:requests] = bounds[:-1]
-    # Behind them one row of padding each, and none when all rows are had.
-    num_rows = int(bounds[-1])
-    starts[requests:] = np.minimum(np.arange(num_rows, num_rows + padded - requests + 1), padded)
-    lens[:requests], lens[requests:] = seq_lens.numpy(), 0
-    tables[:requests, :blocks] = block_tables.numpy()
+    starts[: requests + 1] = query_start_loc
+    lens[:requests] = seq_lens
+    tables[:requests, :blocks] = block_tables
+    if requests < (padded := len(lens)):
+        # Behind them one row of padding each, and none when all rows are had.
+        num_rows = int(query_start_loc[-1])
+        following = np.arange(num_rows + 1, num_rows + 1 + padded - requests)
+        starts[requests + 1 :] = np.minimum(following, padded)
+        lens[requests:] = 0
 
 
 def new_lora_plan(num_rows: int) -> LoraStep:

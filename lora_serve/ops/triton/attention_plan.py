@@ -100,24 +100,27 @@ def new_attention_plan(
         num_partial_rows=num_partial_rows,
         is_reserved=True,
     )
-    no_one = torch.empty(0, dtype=torch.int32)
-    fill_attention_plan(plan, torch.zeros(1, dtype=torch.int32), no_one, no_one.view(0, 0))
+    no_one = np.empty(0, np.int32)
+    fill_attention_plan(plan, np.zeros(1, np.int32), no_one, no_one.reshape(0, 0))
     return plan
 
 
 def fill_attention_plan(
-    plan: AttentionPlan, query_start_loc: Tensor, seq_lens: Tensor, block_tables: Tensor
+    plan: AttentionPlan,
+    query_start_loc: Words,
+    seq_lens: Words,
+    block_tables: Words,
 ) -> None:
     """Rows beyond those of the requests are padding: they see no key, and their attention is 0."""
     assert plan.is_reserved, "a plan of one step cannot take another's"
     num_rows, num_taken = plan.num_folds, int(query_start_loc[-1])
     padding = np.arange(num_taken + 1, num_rows + 1, dtype=np.int32)  # requests of a row each
-    starts = np.concatenate((query_start_loc.numpy(), padding))
-    lengths = np.concatenate((seq_lens.numpy(), np.zeros_like(padding)))
+    starts = np.concatenate((query_start_loc, padding))
+    lengths = np.concatenate((seq_lens, np.zeros_like(padding)))
     tables = _tables(starts, lengths)
     num_wide = int(tables.is_wide.sum())
     assert num_wide <= plan.num_wide, f"{num_wide} wide tiles, {plan.num_wide} are reserved"
-    overwrite(plan.words, _words(tables, block_tables.numpy()))
+    overwrite(plan.words, _words(tables, block_tables))
 
 
 def _tables(starts: Words, seq_lens: Words) -> _Tables:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from itertools import accumulate
 
+import numpy as np
 import pytest
 import torch
 
@@ -230,9 +231,9 @@ def test_a_plan_that_is_filled_again_gives_the_same_bits(ops: Ops, window: int |
     for index, position in ((0, 299), (1, 39), (0, 299)):
         request = case.requests[index]
         q[:1] = rotated(case, index, position, position + 1)
-        lengths = torch.tensor([position + 1], dtype=torch.int32)
-        starts = torch.tensor([0, 1], dtype=torch.int32)
-        plans.fill_attention_plan(plan, starts, lengths, request.block_ids[None])
+        lengths = np.array([position + 1], np.int32)
+        starts = np.array([0, 1], np.int32)
+        plans.fill_attention_plan(plan, starts, lengths, request.block_ids[None].numpy())
         out = attend(case, q, plan)
         assert torch.equal(out[0], alone[index][position])
         assert torch.equal(out[1:], torch.zeros_like(q[1:]))
@@ -261,9 +262,9 @@ def test_a_plan_for_prompts_that_is_filled_again_gives_the_same_bits(
         for table, (index, _, _) in zip(tables, step, strict=True):
             ids = case.requests[index].block_ids
             table[: len(ids)] = ids
-        lengths = torch.tensor([end for _, _, end in step], dtype=torch.int32)
-        starting = torch.tensor(starts, dtype=torch.int32)
-        plans.fill_attention_plan(plan, starting, lengths, tables)
+        lengths = np.array([end for _, _, end in step], np.int32)
+        starting = np.array(starts, np.int32)
+        plans.fill_attention_plan(plan, starting, lengths, tables.numpy())
         assert torch.equal(attend(case, q, plan), expected)
 
 
@@ -271,9 +272,7 @@ def test_a_plan_for_decodes_refuses_a_prompt(ops: Ops) -> None:
     plans = ops.graph_plans
     assert plans is not None
     plan = plans.new_attention_plan(4, 2, 16, True)
-    starts, lengths, tables = (
-        torch.tensor(values, dtype=torch.int32) for values in ([0, 3], [3], [[0]])
-    )
+    starts, lengths, tables = (np.array(values, np.int32) for values in ([0, 3], [3], [[0]]))
     with pytest.raises(AssertionError, match="1 wide tiles, 0 are reserved"):
         plans.fill_attention_plan(plan, starts, lengths, tables)
 
@@ -285,9 +284,9 @@ def test_no_step_needs_more_tiles_than_are_reserved() -> None:
     for _ in range(300):
         counts = [2] * 48 if rng.random() < 0.1 else dealt_out(96, rng)
         ends = [rng.choice((count, 1600, rng.randrange(count, 1601))) for count in counts]
-        starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
-        tables = torch.zeros(len(counts), 100, dtype=torch.int32)
-        fill_attention_plan(plan, starts, torch.tensor(ends, dtype=torch.int32), tables)
+        starts = np.array([0, *accumulate(counts)], np.int32)
+        tables = np.zeros((len(counts), 100), np.int32)
+        fill_attention_plan(plan, starts, np.array(ends, np.int32), tables)
         num_single, _, num_wide, *_ = plan.words[:8].tolist()
         assert num_single <= plan.num_single
         assert num_single + num_wide > 0
