@@ -209,7 +209,7 @@ class ErrorInfo(msgspec.Struct, frozen=True):
     attributes: bytes = b"{}"
 
 
-class EngineOutput(msgspec.Struct, frozen=True):
+class EngineOutput(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The output of one step for one request. The last one has `finish_reason` or `error`.
 
     finish_reason: "stop", "length" or "abort". stop_token_id: which token ended it, if one did.

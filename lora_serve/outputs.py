@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.step import TokenLogprobs
 
@@ -22,8 +24,7 @@ class AnswerTimes:
     last_token: float
 
 
-@dataclass(frozen=True, slots=True)
-class OutputDelta:
+class OutputDelta(msgspec.Struct, frozen=True, gc=False):
     """What is new for one of a prompt's n choices.
 
     index: which choice. text: decoded, with stop strings already cut off.
@@ -47,7 +48,7 @@ class OutputDelta:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
-    num_cached_by_tier: dict[str, int] = field(default_factory=dict)
+    num_cached_by_tier: dict[str, int] = {}
     adapter: AdapterRef | NoAdapter | None = BASE_MODEL
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     embedding: bytes = b""
@@ -58,6 +59,8 @@ class OutputDelta:
 
     @property
     def num_logprobs(self) -> int:
+        if not (self.prompt_logprobs or self.logprobs):
+            return 0  # asked several times for each token, most often of none
         return count_logprobs(self.prompt_logprobs) + count_logprobs(self.logprobs)
 
 

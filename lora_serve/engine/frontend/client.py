@@ -14,6 +14,7 @@ import zmq.asyncio
 from lora_serve.config import EngineConfig
 from lora_serve.engine import wire
 from lora_serve.engine.frontend.engine_process import EngineProcess
+from lora_serve.engine.frontend.message_reader import MessageReader
 from lora_serve.engine.frontend.socket_directory import SocketDirectory
 from lora_serve.errors import EngineDeadError
 from lora_serve.messages import EngineMessage, EngineReady, EngineReply, RanksLate, Shutdown
@@ -36,21 +37,22 @@ class EngineClient:
     def __init__(self, process: EngineProcess | None = None) -> None:
         """process: one that was spawned and is this client's now; else `start` spawns one."""
         self._directory = SocketDirectory()
-        self._context = zmq.asyncio.Context()
-        self._messages = self._context.socket(zmq.PUSH)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._messages = zmq.asyncio.Context.shadow(self._context).socket(zmq.PUSH)
         self._replies = self._context.socket(zmq.PULL)
-        for socket in (self._messages, self._replies):
-            socket.set_hwm(0)
+        self._messages.set_hwm(0)
+        self._replies.set_hwm(0)
+        self._reader = MessageReader(self._replies)
         self._encoder = wire.encoder()
         self._decoder = wire.reply_decoder()
         self._process = process or EngineProcess()
         self._is_ready = False
         self._late_ranks: tuple[int, ...] = ()
-        self._died = asyncio.Event()
+        self._has_died = False
 
     @property
     def is_alive(self) -> bool:
-        return self.pid is not None and not self._died.is_set()
+        return self.pid is not None and not self._has_died
 
     @property
     def pid(self) -> int | None:
@@ -67,6 +69,7 @@ class EngineClient:
         reply_address = f"ipc://{self._directory.path}/replies"
         self._messages.bind(message_address)
         self._replies.bind(reply_address)
+        self._reader.open()
         process = self._process
         if process.pid is None:
             process.spawn()
@@ -105,20 +108,11 @@ class EngineClient:
         return reply
 
     async def _next_reply(self) -> EngineReply:
-        reply = asyncio.ensure_future(self._replies.recv())
-        death = asyncio.ensure_future(self._died.wait())
-        try:
-            await asyncio.wait((reply, death), return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            reply.cancel()
-            raise
-        finally:
-            death.cancel()
-        if not reply.done():
-            reply.cancel()
+        message = await self._reader.next()
+        if message is None:
             await asyncio.to_thread(self._process.join, EXIT_SECONDS)  # to know how it ended
             raise EngineDeadError(self._story())
-        return self._decoder.decode(reply.result())
+        return self._decoder.decode(message)
 
     async def kill(self) -> None:
         """End the process at once, whatever it does."""
@@ -135,6 +129,8 @@ class EngineClient:
             await asyncio.to_thread(self._process.join, SHUTDOWN_SECONDS)
         await self.kill()
         self._process.close()
+        self._reader.close()
+        self._messages.close(linger=0)
         self._context.destroy(linger=0)
         self._directory.close()
 
@@ -149,9 +145,10 @@ class EngineClient:
         return f"the engine process {how}{when}; {likely_cause(code)}"
 
     def _note_death(self) -> None:
-        if not self._died.is_set():
+        if not self._has_died:
             asyncio.get_running_loop().remove_reader(self._process.sentinel)
-            self._died.set()
+            self._has_died = True
+            self._reader.end()
 
 
 def _not_ready(config: EngineConfig, late_ranks: Sequence[int]) -> str:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from lora_serve.engine.frontend.mailbox import Mailbox
 from lora_serve.errors import LoraServeError, RequestAbortedError, SlowReaderError
 from lora_serve.identity import BASE_MODEL
 from lora_serve.messages import EngineRequest
@@ -35,7 +36,7 @@ class RequestState:
     has_begun: bool = False
     is_sent: bool = False
     num_deaths: int = 0
-    _deltas: asyncio.Queue[OutputDelta | LoraServeError] = field(default_factory=asyncio.Queue)
+    _deltas: Mailbox[OutputDelta | LoraServeError] = field(default_factory=Mailbox)
     _num_logprobs: int = 0  # of these deltas, with alternatives
     _over: asyncio.Event = field(default_factory=asyncio.Event)
     _num_tokens: list[int] = field(init=False)  # by choice, as the next two
@@ -89,7 +90,7 @@ class RequestState:
             self.fail(error)
             return False
         self._num_logprobs += delta.num_logprobs
-        self._deltas.put_nowait(delta)
+        self._deltas.put(delta)
         self._num_tokens[delta.index] += len(delta.token_ids)
         if delta.finish_reason is not None:
             self._is_finished[delta.index] = True
@@ -99,7 +100,7 @@ class RequestState:
         return True
 
     def _backlog_error(self) -> SlowReaderError | None:
-        if self._deltas.qsize() >= self.max_backlog:
+        if len(self._deltas.items) >= self.max_backlog:
             return SlowReaderError(
                 f"{self.max_backlog} pieces of the answer wait to be read; it was given up. "
                 "Read faster, or raise --max-stream-backlog"
@@ -120,7 +121,7 @@ class RequestState:
             return
         if not self.is_streamed:
             self._discard_deltas()
-        self._deltas.put_nowait(error)
+        self._deltas.put(error)
         self._over.set()
 
     async def get(self) -> OutputDelta:
@@ -136,8 +137,9 @@ class RequestState:
 
     def take_unread(self) -> list[OutputDelta]:
         """What waits for the caller, who will not take it."""
-        waiting = [self._deltas.get_nowait() for _ in range(self._deltas.qsize())]
-        return [delta for delta in waiting if isinstance(delta, OutputDelta)]
+        waiting = [delta for delta in self._deltas.items if isinstance(delta, OutputDelta)]
+        self._deltas.items.clear()
+        return waiting
 
     def note_death(self) -> None:
         """The engine that had it has died."""
@@ -176,8 +178,7 @@ class RequestState:
         self._is_finished = [False] * self.num_choices
 
     def _discard_deltas(self) -> None:
-        while not self._deltas.empty():
-            self._deltas.get_nowait()
+        self._deltas.items.clear()
         self._num_logprobs = 0
 
 

@@ -6,9 +6,10 @@ log-probabilities would say the same.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Collection
+
+from msgspec import structs
 
 from lora_serve.chat.answer import AnswerFormat
 from lora_serve.chat.token_kinds import Kind, TokenKinds
@@ -52,7 +53,7 @@ class ToldTokens:
                 token_ids.append(token_id)
                 if logprob is not None:
                     logprobs.append(logprob)
-        return dataclasses.replace(delta, token_ids=tuple(token_ids), logprobs=tuple(logprobs))
+        return structs.replace(delta, token_ids=tuple(token_ids), logprobs=tuple(logprobs))
 
 
 def token_kinds(

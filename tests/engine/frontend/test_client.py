@@ -52,7 +52,7 @@ async def sending_client() -> tuple[EngineClient, asyncio.Task[None]]:
     sending = asyncio.create_task(client.send(Shutdown()))
     await asyncio.sleep(0)
     assert not sending.done()
-    client._died.set()
+    client._has_died = True
     return client, sending
 
 

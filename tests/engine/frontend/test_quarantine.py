@@ -30,7 +30,7 @@ def state_of(name: str, *, n: int = 1, is_streamed: bool = False) -> RequestStat
 
 def error_of(state: RequestState) -> object:
     assert state.is_over
-    return state._deltas.get_nowait()
+    return state._deltas.items.popleft()
 
 
 @dataclass
