@@ -20,7 +20,7 @@ _DRAFTERS_A_ROW = 2
 # says where that ends. Forced tokens save as much with few rows, and each number is recorded.
 _ROWS_OF_GUESSES = 64
 _ROWS_OF_FORCED_TOKENS = 16
-TOKENS_TAKEN_IN = 256  # by drafters in a step, at least
+TOKENS_TAKEN_IN = 256  # by a draft model in a step, at least
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "num_speculative_tokens": (1, 256),
     "max_step_rows": (2, 1024),

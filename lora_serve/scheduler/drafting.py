@@ -39,6 +39,9 @@ from lora_serve.structured_outputs import NO_GUESS, Guess, MaskedDrafts
 
 CurrentVersion = Callable[[str], AdapterRef | None]
 
+# Tokens of prompts that drafters take in between two steps, all together: 4 ms of them, about.
+_MOST_TAKEN_IN = 1024
+
 
 class Drafting:
     """Drafts of all requests. current: which version an adapter's name stands for.
@@ -66,6 +69,7 @@ class Drafting:
         self._current = current
         self._costs = costs
         self._num_drafters = 0
+        self._num_to_take_in = 0  # in this step
 
     def add(self, planned: list[ScheduledPair], budget: int, num_running: int) -> None:
         """Put drafts behind the last tokens of planned chunks. budget: tokens that are left."""
@@ -78,6 +82,7 @@ class Drafting:
             num_rows -= self._add_forced(planned, num_rows, num_running)
         if self._drafter is not None:
             self._drafter.work()
+            self._num_to_take_in = _MOST_TAKEN_IN
             self._add_guesses(planned, num_rows, num_sampling, num_running)
         if self._draft_model is not None:
             self._ask_draft_model(self._draft_model, planned, num_sampling)
@@ -123,7 +128,7 @@ class Drafting:
     ) -> Offer | None:
         """So many guesses, or none; their rows and those that they let a grammar force are more."""
         is_constrained = request.is_constrained
-        drafts = self._drafts(request, 0 if is_constrained else num_wanted, chunk.num_tokens)
+        drafts = self._drafts(request, 0 if is_constrained else num_wanted)
         if not is_constrained:
             return Offer.of_guesses(request, drafts)
         return masked_offer(request, chunk.asked.num_drafts, num_wanted, num_rows)
@@ -153,14 +158,15 @@ class Drafting:
             found[index] = Guess(offer.drafts, most) if count else NO_GUESS
         return found
 
-    def _drafts(self, request: Request, most: int, num_computed: int = 0) -> tuple[int, ...]:
+    def _drafts(self, request: Request, most: int) -> tuple[int, ...]:
         """What the request's drafter guesses, once it has taken in the tokens that it has not.
 
-        num_computed: of its tokens, in this step.
+        As many as a step with guesses draws are taken in whatever others leave of the step.
         """
         assert request.drafted is not None, f"{request.request_id} has a drafter"
         drafter = request.drafted.drafter
-        drafter.take_in(request.token_ids, max(TOKENS_TAKEN_IN, num_computed))
+        most_new = max(self._num_to_take_in, self._most + 1)
+        self._num_to_take_in -= drafter.take_in(request.token_ids, most_new)
         return _drawable(request, tuple(drafter.draft(most))) if most else ()
 
     def _ask_draft_model(

@@ -6,6 +6,7 @@ Past answers are those of the same origin alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakSet
 
 from lora_serve.identity import AdapterRef, Everything
 from lora_serve.speculation.base import Origin
@@ -14,22 +15,41 @@ from lora_serve.speculation.past_answers import PastAnswers
 from lora_serve.speculation.suffix_automaton import Match, SuffixAutomaton
 
 _MOST_PROMPT_TOKENS = 16_384  # that are looked in, the last ones; 4 MB, about
+_MOST_TOKENS = 2**20  # of all requests that are drafted for; 0.1 to 0.3 GB, as they repeat
+
+
+class _Room:
+    """How many tokens more the drafters of all requests may take in."""
+
+    def __init__(self) -> None:
+        self.num_left = _MOST_TOKENS
+        self._holders = WeakSet[SuffixRequestDrafter]()
+
+    def add(self, holder: SuffixRequestDrafter) -> None:
+        self._holders.add(holder)
+
+    def count(self) -> None:
+        """Count anew: what drafters held that are gone may be held by others."""
+        self.num_left = _MOST_TOKENS - sum(holder.num_held for holder in self._holders)
 
 
 class SuffixRequestDrafter:
     """The end of the text is looked for in the text itself and in the answers of its origin.
 
     max_depth: the longest end that counts. factor: how many tokens are drafted for each of its.
+    Where there is no room for a token, nothing is drafted until there is.
     """
 
     def __init__(
         self,
+        room: _Room,
         past: PastAnswers,
         origin: Origin,
         num_prompt_tokens: int,
         max_depth: int,
         factor: float,
     ) -> None:
+        self._room = room
         self._past = past
         self._origin = origin
         self._max_depth = max_depth
@@ -39,11 +59,18 @@ class SuffixRequestDrafter:
         self._matches: list[Match] = []
         self._num_matched = 0  # tokens that these were told of
         self._token_ids: Sequence[int] = ()
+        room.add(self)
+
+    @property
+    def num_held(self) -> int:
+        """Of the request's own tokens."""
+        return len(self._own)
 
     def take_in(self, token_ids: Sequence[int], most: int) -> int:
         self._token_ids = token_ids
         start = self._first + len(self._own)
-        new = token_ids[start : start + most]
+        new = token_ids[start : start + max(0, min(most, self._room.num_left))]
+        self._room.num_left -= len(new)
         for token_id in new:
             self._own.append(token_id)
         return len(new)
@@ -86,12 +113,13 @@ class SuffixDrafter:
 
     def __init__(self, max_cached_tokens: int, max_depth: int, factor: float) -> None:
         self._past = PastAnswers(max_cached_tokens)
+        self._room = _Room()
         self._max_depth = max_depth
         self._factor = factor
 
     def begin(self, origin: Origin, num_prompt_tokens: int) -> SuffixRequestDrafter:
         return SuffixRequestDrafter(
-            self._past, origin, num_prompt_tokens, self._max_depth, self._factor
+            self._room, self._past, origin, num_prompt_tokens, self._max_depth, self._factor
         )
 
     def learn(self, origin: Origin, answer: Sequence[int]) -> None:
@@ -99,6 +127,7 @@ class SuffixDrafter:
 
     def work(self) -> None:
         self._past.work()
+        self._room.count()
 
     def forget(self, lora_name: str | Everything, but: AdapterRef | None = None) -> None:
         self._past.forget(lora_name, but)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +21,7 @@ from lora_serve.scheduler.request import Request
 from lora_serve.speculation.base import Origin
 from lora_serve.speculation.pace import DraftPace
 from lora_serve.speculation.row_costs import RowCosts
+from lora_serve.speculation.suffix import SuffixRequestDrafter
 from lora_serve.step import NOTHING_SEEN, SchedulerOutput, SeenTokens
 from tests.fakes.drafting import MadeUpDrafts, drafting
 
@@ -93,6 +96,26 @@ def test_the_tokens_that_penalties_have_seen_are_copied_once_for_each_draft(
         for draft, sample in zip(chunk.draft_token_ids, chunk.asked.samples[1:], strict=True):
             seen = and_drawn(seen, draft)
             assert sample.seen == seen
+
+
+def test_drafters_take_in_long_prompts_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tokens a step computes, or finds cached: what they take in delays the next."""
+    taken, take_in = Counter[int](), SuffixRequestDrafter.take_in
+    prompts = [[10 + (i * i + which) % 40 for i in range(3000)] for which in range(3)]
+    busy = engine(num_blocks=1000, max_num_batched_tokens=4096)
+
+    def counted(drafter: SuffixRequestDrafter, token_ids: Sequence[int], most: int) -> int:
+        num_taken = take_in(drafter, token_ids, most)
+        taken[len(busy.executor.steps)] += num_taken
+        return num_taken
+
+    monkeypatch.setattr(SuffixRequestDrafter, "take_in", counted)
+    for which, prompt in enumerate(prompts):
+        busy.add(f"r{which}", prompt, max_tokens=60)
+    busy.run()
+    assert 1024 <= max(taken.values()) < 1100
+    assert taken.total() > 3 * 3000
+    assert any(any(num_drafts(step)) for step in busy.executor.steps)
 
 
 def test_rows_that_one_request_leaves_are_given_to_others() -> None:

@@ -9,6 +9,7 @@ import pytest
 from lora_serve.config import SpeculativeConfig
 from lora_serve.config.speculative import LOOKED_UP, METHODS
 from lora_serve.identity import BASE_MODEL, EVERYTHING, AdapterRef, CacheNamespace, NoAdapter
+from lora_serve.speculation import suffix
 from lora_serve.speculation.base import Drafter, Origin, RequestDrafter
 from lora_serve.speculation.methods import DRAFTERS, make_drafter
 from lora_serve.speculation.past_answers import PastAnswers
@@ -65,6 +66,22 @@ def test_a_drafter_guesses_nothing_before_it_has_taken_in_all(method: str) -> No
     assert list(request.draft(4)) == []
     assert request.take_in(text, 5) == 4
     assert list(request.draft(2)) == [1, 2]
+
+
+def test_requests_for_whose_tokens_there_is_no_room_are_drafted_for_once_others_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(suffix, "_MOST_TOKENS", 10)
+    drafter, text = SuffixDrafter(100, 24, 1.0), [1, 2, 3, 1, 2, 3]
+    first, second = (drafter.begin(origin(), 6) for _ in range(2))
+    assert first.take_in(text, 9) == 6
+    assert second.take_in(text, 9) == 4
+    assert (drafts(first, text), drafts(second, text)) == ([1, 2, 3], [])
+    assert first.take_in([*text, 1], 9) == 0
+    assert list(first.draft(4)) == []
+    del first
+    drafter.work()
+    assert drafts(second, text) == [1, 2, 3]
 
 
 def test_ngrams_shorter_than_asked_for_are_not_looked_up() -> None:
