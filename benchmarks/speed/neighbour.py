@@ -34,7 +34,8 @@ from lora_serve.sampling_params import MAX_LOGIT_BIASES
 PROMPT = list(range(5, 37))
 SECONDS = 600.0  # in which an answer must have come
 
-# Each as large as it may be. No answer holds one of these texts, nor ends by its stop tokens.
+# Each as large as it may be; top_k, which depends on the vocabulary, comes beside it. No answer
+# holds one of these texts, nor ends by its stop tokens.
 WORST = {
     "stop_token_ids": list(range(128)),
     "presence_penalty": 0.5,
@@ -42,7 +43,6 @@ WORST = {
     "repetition_penalty": 1.1,
     "logprobs": 20,
     "stop": [chr(0x4E00 + index) * 1024 for index in range(16)],
-    "top_k": 50,
     "top_p": 0.9,
     "min_p": 0.01,
 }
@@ -97,9 +97,10 @@ def measure(model: Path, n: int, num_tokens: int, turns: int) -> Decode:
     with ServerProcess(model, flags, log) as server:
         server.wait_until_healthy()
         vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
+        body_of_worst = WORST | {"top_k": vocab_size - 1}
         biases = {str(token_id): 0.5 for token_id in range(min(MAX_LOGIT_BIASES, vocab_size))}
         plain = _other(n, num_tokens)
-        bodies = (None, plain, {**plain, **WORST, "logit_bias": biases})
+        bodies = (None, plain, {**plain, **body_of_worst, "logit_bias": biases})
         for body in bodies:
             _pace(server, body, 8)  # warm up
         found = [[_pace(server, body, num_tokens) for body in bodies] for _ in range(turns)]

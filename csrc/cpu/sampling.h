@@ -194,12 +194,16 @@ static float lower_bound_of_top(const float* row, size_t size, size_t k, float* 
   return kth_largest(work, num_groups, k);
 }
 
+// Ids among which the k largest are, ascending, in memory.ids; returns how many. 1 <= k <= size.
+static size_t gather_top(const RowMemory& memory, size_t size, size_t k) {
+  const float floor = lower_bound_of_top(memory.row, size, k, memory.weights);
+  return gather_ids(memory.row, size, floor, memory.ids);
+}
+
 // Ids of the k largest at the front of memory.ids, largest first. k <= size.
 static void top_ids(const RowMemory& memory, size_t size, size_t k) {
   if (k == 0) return;
-  const float floor = lower_bound_of_top(memory.row, size, k, memory.weights);
-  const size_t n = gather_ids(memory.row, size, floor, memory.ids);
-  select_largest(memory.row, memory.ids, n, k);
+  select_largest(memory.row, memory.ids, gather_top(memory, size, k), k);
 }
 
 // Where the CDF of n weights passes `target`.
@@ -232,8 +236,7 @@ static Candidates list_candidates(const TokenChoice& choice, size_t size, float 
   size_t n = size;
   if (is_cut) {
     n = static_cast<size_t>(choice.top_k);
-    top_ids(memory, size, n);
-    sort_ascending(memory.ids, n);
+    keep_largest(memory.row, memory.ids, gather_top(memory, size, n), n, memory.work);
     for (size_t i = 0; i < n; ++i) memory.weights[i] = memory.row[memory.ids[i]];
     weigh(memory.weights, n, peak, choice.scale, memory.weights);
   } else {

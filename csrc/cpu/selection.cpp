@@ -66,28 +66,44 @@ uint32_t bits_of(float weight) {
   return bits;
 }
 
-// Where a nucleus ends: all weights of more bits are in, and `num_equal` of just these bits.
+float float_of(uint32_t bits) {
+  float weight;
+  std::memcpy(&weight, &bits, sizeof weight);
+  return weight;
+}
+
+// These order like all floats; those of -0 and 0 are equal.
+uint32_t ordered_bits_of(float number) {
+  constexpr uint32_t kSign = uint32_t{1} << 31;
+  const uint32_t bits = bits_of(number + 0.0f);
+  return bits & kSign ? ~bits : bits | kSign;
+}
+
+// Where the largest end that are kept: all of more bits are, and `num_equal` of just these bits.
 struct Cut {
   uint32_t bits;
   size_t num_equal;
+
+  // Whether the next entry is kept, in ascending order of ids.
+  bool keeps(uint32_t other) {
+    const bool is_last = other == bits && num_equal > 0;
+    num_equal -= is_last;
+    return other > bits || is_last;
+  }
 };
 
-// Fixes the bits from the highest down, 11 at a time: a histogram over those of the weights that
-// agree in all bits fixed so far tells in which bin the limit is reached. work: (n).
-Cut find_cut(const Candidates& candidates, int64_t limit, uint32_t* work) {
+// Where the largest n bits reach `limit`, if what each holds is added up. Fixes the bits from the
+// highest down, 11 at a time: a histogram over those that agree in all bits fixed so far tells in
+// which bin the limit is reached. Does not keep `work`.
+template <class Held>
+Cut find_cut(uint32_t* work, size_t n, int64_t limit, const Held& held_by) {
   constexpr int kShifts[] = {21, 10, 0};
   constexpr size_t kBins = 2048;
-  size_t n = candidates.n;
-  for (size_t i = 0; i < n; ++i) work[i] = bits_of(candidates.weights[i]);
   uint32_t fixed = 0;
   for (const int shift : kShifts) {
     int64_t held[kBins] = {};
     const uint32_t mask = shift == 0 ? 1023 : kBins - 1;
-    for (size_t i = 0; i < n; ++i) {
-      float weight;
-      std::memcpy(&weight, work + i, sizeof weight);
-      held[work[i] >> shift & mask] += units_of(weight);
-    }
+    for (size_t i = 0; i < n; ++i) held[work[i] >> shift & mask] += held_by(work[i]);
     uint32_t bin = mask;
     for (; held[bin] < limit; --bin) limit -= held[bin];
     size_t in_bin = 0;
@@ -99,9 +115,7 @@ Cut find_cut(const Candidates& candidates, int64_t limit, uint32_t* work) {
     n = in_bin;
     fixed |= bin << shift;
   }
-  float weight;
-  std::memcpy(&weight, &fixed, sizeof weight);
-  const int64_t each = units_of(weight);
+  const int64_t each = held_by(fixed);
   return {fixed, static_cast<size_t>((limit + each - 1) / each)};
 }
 
@@ -156,18 +170,28 @@ void select_largest(const float* row, uint32_t* ids, size_t n, size_t k) {
   std::sort(ids, ids + k, goes_first);
 }
 
-void sort_ascending(uint32_t* ids, size_t n) { std::sort(ids, ids + n); }
+void keep_largest(const float* row, uint32_t* ids, size_t n, size_t k, uint32_t* work) {
+  if (k == n) return;
+  for (size_t i = 0; i < n; ++i) work[i] = ordered_bits_of(row[ids[i]]);
+  Cut cut = find_cut(work, n, static_cast<int64_t>(k), [](uint32_t) { return int64_t{1}; });
+  size_t kept = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const bool is_kept = cut.keeps(ordered_bits_of(row[ids[i]]));
+    ids[kept] = ids[i];
+    kept += is_kept;
+  }
+}
 
 void keep_nucleus(Candidates& candidates, int64_t limit, uint32_t* work) {
-  Cut cut = find_cut(candidates, limit, work);
+  for (size_t i = 0; i < candidates.n; ++i) work[i] = bits_of(candidates.weights[i]);
+  Cut cut = find_cut(work, candidates.n, limit,
+                     [](uint32_t bits) { return units_of(float_of(bits)); });
   size_t kept = 0;
   for (size_t i = 0; i < candidates.n; ++i) {
-    const uint32_t bits = bits_of(candidates.weights[i]);
-    const bool is_last = bits == cut.bits && cut.num_equal > 0;
-    cut.num_equal -= is_last;
+    const bool is_kept = cut.keeps(bits_of(candidates.weights[i]));
     candidates.ids[kept] = candidates.ids[i];
     candidates.weights[kept] = candidates.weights[i];
-    kept += bits > cut.bits || is_last;
+    kept += is_kept;
   }
   candidates.n = kept;
 }

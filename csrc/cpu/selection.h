@@ -50,7 +50,8 @@ float kth_largest(float* values, size_t n, size_t k);
 // Moves the ids of the k largest of n to the front, largest first. k <= n.
 void select_largest(const float* row, uint32_t* ids, size_t n, size_t k);
 
-void sort_ascending(uint32_t* ids, size_t n);
+// Drops all but the k largest of n ids, which are ascending and stay so. 1 <= k <= n. work: (n).
+void keep_largest(const float* row, uint32_t* ids, size_t n, size_t k, uint32_t* work);
 
 // A distribution over n ids in ascending order: weight[i] is that of ids[i].
 struct Candidates {

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "check.h"
 
@@ -60,6 +62,22 @@ void test_rows(const Case& c, const Array& logits, size_t size) {
   }
 }
 
+// What is kept is what sorting puts first: of equals, -0 and 0 among them, the lowest ids.
+void test_largest(const Case& c, size_t size) {
+  const float values[] = {0.0f, -0.0f, 1.5f, -3.0f, -std::numeric_limits<float>::infinity(),
+                          std::numeric_limits<float>::max(), 1e-45f, -1e-45f};
+  std::vector<float> row(size);
+  for (size_t i = 0; i < size; ++i) row[i] = values[(i * i + i / 7) % 8];
+  for (const size_t k : {size_t{1}, (size + 1) / 2, size - size / 9, size}) {
+    std::vector<uint32_t> sorted(size), kept(size), work(size);
+    for (size_t i = 0; i < size; ++i) sorted[i] = kept[i] = static_cast<uint32_t>(i);
+    select_largest(row.data(), sorted.data(), size, k);
+    std::sort(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(k));
+    keep_largest(row.data(), kept.data(), size, k, work.data());
+    for (size_t i = 0; i < k; ++i) expect(c, kept[i] == sorted[i], "the largest are kept");
+  }
+}
+
 }  // namespace
 
 void test_sampling(const Kernels& kernels, Dtype dtype) {
@@ -72,6 +90,7 @@ void test_sampling(const Kernels& kernels, Dtype dtype) {
     }
     test_rows(c, logits, size);
     test_rows(c, Array::nans(dtype, kRows * size), size);
+    test_largest(c, size);
   }
 }
 

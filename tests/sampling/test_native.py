@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 
 import pytest
 import torch
@@ -48,6 +49,31 @@ def test_any_choices_give_what_the_specification_gives(
         logits = normal(40, vocab_size, dtype=dtype) * scale
         inputs = inputs_for(40, vocab_size, seed=vocab_size)
         assert sampler.sample(logits, inputs).wait() == sample(logits, inputs)
+
+
+@pytest.mark.parametrize("k", [600, 2500, 4999])
+def test_a_large_top_k_leaves_the_lowest_ids_among_equals(sampler: Sampler, k: int) -> None:
+    """Zeros of both signs among them."""
+    row = torch.tensor([0.0, -0.0, 1.0, -2.0, -INF, 0.5, NAN, INF]).repeat(700)[:5000]
+    logits = row.repeat(40, 1)
+    inputs = [SampleInput(SamplingParams(top_k=k, temperature=50.0), i, i) for i in range(40)]
+    assert sampler.sample(logits, inputs).wait() == sample(logits, inputs)
+
+
+def test_a_large_top_k_costs_no_sort() -> None:
+    """Each row is one task: beside such a draw all other requests of a step wait."""
+    logits, sampler = normal(1, 151_936, dtype=torch.bfloat16), sampler_of(num_threads=1)
+
+    def seconds(params: SamplingParams) -> float:
+        inputs, times = [SampleInput(params, 1, 1)], []
+        for _ in range(5):
+            begin = time.thread_time()
+            sampler.sample(logits, inputs).wait()
+            times.append(time.thread_time() - begin)
+        return min(times)
+
+    nucleus = seconds(SamplingParams(top_p=0.9))
+    assert seconds(SamplingParams(top_k=151_935)) < 15 * nucleus  # a sort takes 60 times as long
 
 
 @pytest.mark.parametrize("name", LOGPROBS_MODES)

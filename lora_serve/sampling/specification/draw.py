@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lora_serve.sampling.specification.philox import RANDOM_BITS
-from lora_serve.sampling.specification.top import top_ids
+from lora_serve.sampling.specification.top import ids_of_top
 from lora_serve.sampling.specification.weights import FloatRow, Units, relative_weights, units
 from lora_serve.sampling_params import SamplingParams
 
@@ -45,7 +45,7 @@ def _kept(row: FloatRow, params: SamplingParams) -> tuple[NDArray[np.int64] | No
     """The ids that top_k leaves, ascending, or None for all; and their units, 0 if filtered."""
     ids = None
     if 0 < params.top_k < len(row):
-        ids = np.sort(top_ids(row, params.top_k))
+        ids = ids_of_top(row, params.top_k)
         row = row[ids]
     weights = relative_weights(row, np.float32(1 / params.temperature))
     kept = units(weights)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_serve.sampling.specification.top import comparable, top_ids
+from lora_serve.sampling.specification.top import comparable, ids_of_top, top_ids
 
 LARGEST = np.finfo(np.float32).max
 
@@ -20,6 +20,18 @@ def test_the_k_largest_come_in_order_with_the_lowest_id_first_among_equals(
     row = np.array(values, np.float32)
     expected = sorted(range(len(row)), key=lambda i: (-row[i], i))[:k]
     assert top_ids(row, k).tolist() == expected
+
+
+@given(
+    values=st.lists(st.sampled_from([-3.0, -0.0, 0.0, 1.0, -np.inf]), min_size=2, max_size=300),
+    share=st.floats(0, 1, exclude_max=True),
+)
+def test_the_ids_of_the_k_largest_are_the_same_without_an_order(
+    values: list[float], share: float
+) -> None:
+    row = np.array(values, np.float32)
+    k = max(1, int(share * len(row)))
+    assert ids_of_top(row, k).tolist() == sorted(top_ids(row, k).tolist())
 
 
 @pytest.mark.parametrize("k", [1, 20, 1187, 1188, 5000, 151_936])
