@@ -28,7 +28,7 @@ from lora_serve.models.olmo import read_olmo2, read_olmo3, read_olmoe
 from lora_serve.models.phi import read_phi3
 from lora_serve.models.qwen import read_qwen2, read_qwen3
 from lora_serve.models.qwen_moe import read_qwen2_moe, read_qwen3_moe
-from lora_serve.models.settings import Settings
+from lora_serve.models.settings import Contradiction, Settings
 from lora_serve.models.smollm import read_smollm3
 from lora_serve.models.starcoder import read_starcoder2
 
@@ -102,7 +102,8 @@ def read_spec(config: Mapping[str, object], path: str, model_impl: str = AUTO) -
 
         spec = read_transformers(config, names[0], settings)
     if settings.findings or spec is None:
-        is_other_able = own is not None and _has_transformers_spec(config, own)
+        is_meant = not any(isinstance(each, Contradiction) for each in settings.findings)
+        is_other_able = own is not None and is_meant and _has_transformers_spec(config, own)
         hint = f"; --model-impl {TRANSFORMERS_IMPL} can run it" * is_other_able
         raise ConfigError(f"{path}: " + "; ".join(settings.findings) + hint)
     return spec

@@ -26,6 +26,12 @@ def _shown(value: object) -> str:
     return repr(value)[:_MOST_SHOWN]
 
 
+class Contradiction(str):
+    """A finding that no other implementation mends: what the config says cannot all be meant."""
+
+    __slots__ = ()
+
+
 class Settings:
     """A null is read like a key that is not there."""
 
@@ -44,7 +50,22 @@ class Settings:
         return key in self and self.get(key) is None
 
     def refuse(self, finding: str) -> None:
-        self.findings.append(finding)
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+    def contradict(self, finding: str) -> None:
+        """Refuse what the config says twice, and not alike."""
+        self.refuse(Contradiction(finding))
+
+    def objects(self) -> list[str]:
+        """The keys of all that are objects."""
+        return [key for key, value in self._values.items() if isinstance(value, dict)]
+
+    def replaced(self, **values: object) -> Settings:
+        """These settings with others in their place, sharing this one's findings."""
+        changed = Settings({**self._values, **values})
+        changed.findings = self.findings
+        return changed
 
     def part(self, key: str) -> Settings:
         """The object below `key` (empty if there is none), sharing this one's findings."""

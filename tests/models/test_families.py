@@ -84,6 +84,7 @@ def test_phis_original_context_may_stand_beside_the_scaling() -> None:
     )
     newer = read_as(
         "Phi3",
+        original_max_position_embeddings=512,
         rope_parameters={
             "rope_type": "longrope",
             "original_max_position_embeddings": 512,

@@ -47,15 +47,16 @@ _OPTIONAL_KEYS: Mapping[str, str] = MappingProxyType(
 )
 # Of a scaling of these kinds.
 _LONGROPE, _YARN, _LINEAR, _NONE = "longrope", "yarn", "linear", "none"
+_ORIGINAL = "original_max_position_embeddings"
 _ORIGINAL_CONTEXT = "rope.scaling.original_context_length"
 _SCALING_KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         _LONGROPE: {
-            "original_max_position_embeddings": _ORIGINAL_CONTEXT,
+            _ORIGINAL: _ORIGINAL_CONTEXT,
             "attention_factor": "rope.scaling.attn_factor",
         },
         _YARN: {
-            "original_max_position_embeddings": _ORIGINAL_CONTEXT,
+            _ORIGINAL: _ORIGINAL_CONTEXT,
             "attention_factor": "rope.scaling.yarn_attn_factor",
             "beta_fast": "rope.scaling.yarn_beta_fast",
             "beta_slow": "rope.scaling.yarn_beta_slow",
@@ -239,8 +240,10 @@ def _config(header: GgufHeader, architecture: str, family: GgufFamily) -> dict[s
     kind = _scaling_kind(header, architecture)
     scaled = stated(_SCALING_KEYS.get(kind, {}))
     scaling = _rope_scaling(header, architecture, rotated, scaled)
+    if scaling:  # beside it, where Phi-3 has it
+        config[_ORIGINAL] = scaling.get(_ORIGINAL, config["max_position_embeddings"])
     if (base := config.pop(WINDOWED_BASE, None)) is not None:
-        full = {"rope_theta": config.get("rope_theta"), **scaling}
+        full = {"rope_theta": config.pop("rope_theta", None), **scaling}
         config["rope_parameters"] = {FULL: full, SLIDING: {"rope_theta": base}}
     elif scaling:
         config["rope_scaling"] = scaling
