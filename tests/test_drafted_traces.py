@@ -120,7 +120,7 @@ def offers_what_rejected_drafts_wrote(
     """Counts the last token as computed, where a draft stood in its place."""
     taken_in = take_in_drafts(request, scheduled, result)
     request.num_computed_tokens = min(scheduled.end, request.num_tokens)
-    request.num_planned_tokens = request.num_computed_tokens
+    request.num_scheduled_tokens = request.num_computed_tokens
     return taken_in
 
 

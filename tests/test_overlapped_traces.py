@@ -1,6 +1,6 @@
 """The random lives of tests/test_traces.py and test_tiered_traces.py where steps overlap.
 
-Each step is planned before the one before it has run: the oracle runs it when it is collected, as
+Each step is scheduled before the one before it has run: the oracle runs it when it is collected, as
 late as a device ever may. Each mutant breaks one rule that overlapping needs.
 """
 
@@ -89,12 +89,12 @@ def is_caught(make: Callable[[int], OracleTrace], first_seed: int = 0) -> bool:
 
 
 class CommitsWhatIsInFlight(KVCacheManager):
-    """Offers blocks when the step that writes them has been planned."""
+    """Offers blocks when the step that writes them has been scheduled."""
 
     def commit(self, holder: BlockHolder, num_computed_tokens: int) -> range:
         assert isinstance(holder, Request)
         num_hashed = len(holder.block_hashes) * self.block_size
-        return super().commit(holder, min(holder.num_planned_tokens, num_hashed))
+        return super().commit(holder, min(holder.num_scheduled_tokens, num_hashed))
 
 
 @pytest.mark.parametrize("mutant", [OffersWhenAdmitted, CommitsWhatIsInFlight])

@@ -130,16 +130,16 @@ class FreesTooEarly(KVCacheManager):
         if num_computed_tokens > 40:
             super().free_unseen(holder, num_computed_tokens + self.block_size // 2)
 
-    def check_tables(self, holder: BlockHolder, num_computed: int, num_planned: int) -> None:
+    def check_tables(self, holder: BlockHolder, num_computed: int, num_scheduled: int) -> None:
         """It is the answers that have to show it."""
 
 
 class FreesWhatIsInFlight(KVCacheManager):
-    """Frees by what has been planned: a step in flight still reads some of it."""
+    """Frees by what has been scheduled: a step in flight still reads some of it."""
 
     def free_unseen(self, holder: BlockHolder, num_computed_tokens: int) -> None:
         assert isinstance(holder, Request)
-        super().free_unseen(holder, holder.num_planned_tokens)
+        super().free_unseen(holder, holder.num_scheduled_tokens)
 
 
 class HitsWithoutTheWindow(KVCacheManager):

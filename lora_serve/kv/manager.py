@@ -266,13 +266,13 @@ class KVCacheManager:
             count = num_references[block.block_id]
             assert block.ref_cnt == count, f"block {block.block_id}: {block.ref_cnt} of {count}"
 
-    def check_tables(self, holder: BlockHolder, num_computed: int, num_planned: int) -> None:
+    def check_tables(self, holder: BlockHolder, num_computed: int, num_scheduled: int) -> None:
         """Assert that a holder has the blocks that steps in flight see and write, and no more."""
         for group, table in zip(self.needs.groups, holder.block_tables, strict=True):
             num_unseen = group.first_seen(num_computed, self.block_size)
             assert table.num_unseen == num_unseen, f"{table.num_unseen} not {num_unseen} unseen"
             room = len(table.block_ids) * self.block_size
-            assert num_planned <= room, f"{num_planned} tokens in blocks for {room}"
+            assert num_scheduled <= room, f"{num_scheduled} tokens in blocks for {room}"
 
     def _leading(self, hashes: Sequence[BlockHash], group: int) -> list[KVCacheBlock]:
         """The first blocks, as far as they are cached without a gap."""

@@ -26,7 +26,7 @@ def scheduled_chunk(
 
     draft_token_ids: to be verified behind the last token there is, which must be known.
     """
-    start = request.num_planned_tokens
+    start = request.num_scheduled_tokens
     known_end = start + num_tokens
     end = known_end + len(draft_token_ids)
     num_blocks = -(-end // request.block_size)

@@ -1,6 +1,6 @@
-"""Adds drafts to a planned step, and learns what became of them. Decides nothing of an answer.
+"""Adds drafts to a scheduled step, and learns what became of them. Decides nothing of an answer.
 
-Drafts get what is left when all else is planned: tokens of the budget, rows, and blocks that are
+Drafts get what is left when all else is scheduled: tokens of the budget, rows, and blocks that are
 free beyond one for each running request. No request is preempted, and none waits, for a draft.
 Tokens that a grammar forces come before guesses: they are certain to be drawn. What is guessed of
 an answer that a grammar holds goes to the grammar first, and comes back as far as that permits it.
@@ -71,40 +71,40 @@ class Drafting:
         self._num_drafters = 0
         self._num_to_take_in = 0  # in this step
 
-    def add(self, planned: list[ScheduledPair], budget: int, num_running: int) -> None:
-        """Put drafts behind the last tokens of planned chunks. budget: tokens that are left."""
-        has_forced = any(request.masked_drafts is not None for request, _ in planned)
+    def add(self, scheduled: list[ScheduledPair], budget: int, num_running: int) -> None:
+        """Put drafts behind the last tokens of scheduled chunks. budget: tokens that are left."""
+        has_forced = any(request.masked_drafts is not None for request, _ in scheduled)
         if self._drafter is None and not has_forced:
             return
-        num_sampling = sum(bool(chunk.asked.samples) for _, chunk in planned)
+        num_sampling = sum(bool(chunk.asked.samples) for _, chunk in scheduled)
         num_rows = min(budget, self._max_rows - num_sampling)
         if has_forced:
-            num_rows -= self._add_forced(planned, num_rows, num_running)
+            num_rows -= self._add_forced(scheduled, num_rows, num_running)
         if self._drafter is not None:
             self._drafter.work()
             self._num_to_take_in = _MOST_TAKEN_IN
-            self._add_guesses(planned, num_rows, num_sampling, num_running)
+            self._add_guesses(scheduled, num_rows, num_sampling, num_running)
         if self._draft_model is not None:
-            self._ask_draft_model(self._draft_model, planned, num_sampling)
+            self._ask_draft_model(self._draft_model, scheduled, num_sampling)
 
-    def _add_forced(self, planned: list[ScheduledPair], num_rows: int, num_running: int) -> int:
+    def _add_forced(self, scheduled: list[ScheduledPair], num_rows: int, num_running: int) -> int:
         """Add what grammars force, in at most so many rows; returns how many."""
         num_left = num_rows
-        for index, (request, chunk) in enumerate(planned):
+        for index, (request, chunk) in enumerate(scheduled):
             if num_left <= 0:
                 break
             if (masked := request.masked_drafts) is None or not chunk.asked.samples:
                 continue
             most = min(masked.num_forced, num_left, most_drafts(request))
-            num_left -= self._put(planned, index, masked.token_ids[:most], num_running)
+            num_left -= self._put(scheduled, index, masked.token_ids[:most], num_running)
         return num_rows - num_left
 
     def _add_guesses(
-        self, planned: list[ScheduledPair], num_rows: int, num_sampling: int, num_running: int
+        self, scheduled: list[ScheduledPair], num_rows: int, num_sampling: int, num_running: int
     ) -> None:
         """Add what drafters guess, in at most so many rows. num_sampling: requests that sample."""
         offers = []
-        for index, (request, chunk) in enumerate(planned):
+        for index, (request, chunk) in enumerate(scheduled):
             num_wanted = 0
             if chunk.asked.samples:
                 num_wanted = self._num_wanted(request, chunk, -(-num_rows // num_sampling))
@@ -117,11 +117,11 @@ class Drafting:
             if offer is not None and offer.num_guessed:
                 offers.append((index, offer))
                 num_rows -= offer.num_guessed
-        num_computed = sum(chunk.num_tokens for _, chunk in planned)
-        num_tokens = sum(len(chunk.asked.samples) for _, chunk in planned)
+        num_computed = sum(chunk.num_tokens for _, chunk in scheduled)
+        num_tokens = sum(len(chunk.asked.samples) for _, chunk in scheduled)
         counts = nums_worth(self._costs, [offer for _, offer in offers], num_computed, num_tokens)
         for (index, offer), count in zip(offers, counts, strict=True):
-            self._put(planned, index, offer.first(count), num_running)
+            self._put(scheduled, index, offer.first(count), num_running)
 
     def _offer(
         self, request: Request, chunk: ScheduledRequest, num_wanted: int, num_rows: int
@@ -170,7 +170,7 @@ class Drafting:
         return _drawable(request, tuple(drafter.draft(most))) if most else ()
 
     def _ask_draft_model(
-        self, model: DraftModelDrafter, planned: list[ScheduledPair], num_sampling: int
+        self, model: DraftModelDrafter, scheduled: list[ScheduledPair], num_sampling: int
     ) -> None:
         """Have the draft model guess what follows the tokens that the step draws.
 
@@ -179,7 +179,7 @@ class Drafting:
         """
         num_rows, num_left = self._max_rows - num_sampling, num_sampling
         catching_up, sampling = [], []
-        for index, (request, chunk) in enumerate(planned):
+        for index, (request, chunk) in enumerate(scheduled):
             if not chunk.asked.samples:
                 catching_up.append((index, 0))
                 continue
@@ -188,14 +188,14 @@ class Drafting:
             if num_wanted > 0 and _may_draft(request) and self._has_drafter(request):
                 num_rows -= num_wanted
                 sampling.append((index, num_wanted))
-        offers = [Offer.of_guesses(planned[i][0], (0,) * count) for i, count in sampling]
+        offers = [Offer.of_guesses(scheduled[i][0], (0,) * count) for i, count in sampling]
         counts = nums_worth(self._costs, offers, num_sampling, num_sampling, are_made=False)
         asked = [
             (index, count) for (index, _), count in zip(sampling, counts, strict=True) if count
         ]
-        most_tokens = max(TOKENS_TAKEN_IN, sum(chunk.num_tokens for _, chunk in planned))
+        most_tokens = max(TOKENS_TAKEN_IN, sum(chunk.num_tokens for _, chunk in scheduled))
         for index, count in asked + catching_up:
-            request, chunk = planned[index]
+            request, chunk = scheduled[index]
             if not (_may_draft(request) and self._has_drafter(request)):
                 continue
             most_drawn = request.num_pending_tokens + len(chunk.asked.samples)
@@ -204,10 +204,10 @@ class Drafting:
             )
             if part is not None:
                 most_tokens -= len(part.token_ids)
-                planned[index] = request, replace(chunk, draft_chunk=part)
+                scheduled[index] = request, replace(chunk, draft_chunk=part)
 
     def _num_next(self, request: Request, num_rows: int) -> int:
-        """How many drafts a request may have in the step behind the one that is planned."""
+        """How many drafts a request may have in the step behind the one that is scheduled."""
         least_drawn = request.num_pending_tokens + 1
         num_wanted = self._most
         if request.drafted is not None:
@@ -304,13 +304,13 @@ class Drafting:
         return max(0, min(num_wanted, num_rows, most_drafts(request)))
 
     def _put(
-        self, planned: list[ScheduledPair], index: int, drafts: tuple[int, ...], num_running: int
+        self, scheduled: list[ScheduledPair], index: int, drafts: tuple[int, ...], num_running: int
     ) -> int:
         """Put drafts behind a chunk, as far as there are blocks; returns how many they are."""
-        request, chunk = planned[index]
+        request, chunk = scheduled[index]
         if drafts and (drafts := self._with_room(request, chunk, drafts, num_running)):
             num_known = chunk.num_tokens - chunk.asked.num_drafts
-            planned[index] = request, scheduled_chunk(request, num_known, drafts)
+            scheduled[index] = request, scheduled_chunk(request, num_known, drafts)
         return len(drafts)
 
     def _with_room(

@@ -1,4 +1,4 @@
-"""Says which requests a step may be planned for: for all, for those that have begun, or for none.
+"""Says which requests a step may be scheduled for: for all, for those that have begun, or for none.
 
 A pause moves no request that has begun: it keeps its blocks, its adapter's version and its LoRA
 slot. While the pause drains, requests that have not begun are held outside of the queue, so that

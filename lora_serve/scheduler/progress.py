@@ -92,7 +92,7 @@ def take_in_drafts(
     token_ids = result.token_ids
     request.num_computed_tokens = chunk.end - len(chunk.asked.samples) + len(token_ids)
     request.num_pending_tokens -= 1
-    request.num_planned_tokens = request.num_computed_tokens  # no later step knows of drafts
+    request.num_scheduled_tokens = request.num_computed_tokens  # no later step knows of drafts
     for count, token_id in enumerate(token_ids, 1):
         request.append(token_id)
         finish_reason, stop_token_id = finish_after(request)

@@ -51,9 +51,9 @@ class Request:
 
     token_ids: prompt, then output; 0 where a prompt embedding stands.
     num_computed_tokens: tokens whose KV finished steps have written, or found.
-    num_planned_tokens: these, and those that steps in flight compute, drafts included.
+    num_scheduled_tokens: these, and those that steps in flight compute, drafts included.
     num_pending_tokens: drawn by steps in flight, and not known yet. A step that verifies drafts
-        counts as one, since nothing is planned behind it.
+        counts as one, since nothing is scheduled behind it.
     step_index: its place in the last step that it had a part in.
     awaits_drafts: a step in flight gives it drafts, which its next one verifies.
     num_cached_tokens: found when it was first admitted, of num_queried_tokens looked up.
@@ -106,7 +106,7 @@ class Request:
     hidden_rows: bytes = b""
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
-    num_planned_tokens: int = 0
+    num_scheduled_tokens: int = 0
     num_pending_tokens: int = 0
     step_index: int = 0
     awaits_drafts: bool = False
@@ -191,7 +191,7 @@ class Request:
         """
         if self.awaits_drafts or not (self.is_plain or self._knows_its_rules):
             return 0
-        num_known = len(self.token_ids) - self.num_planned_tokens
+        num_known = len(self.token_ids) - self.num_scheduled_tokens
         if num_known > 0 or not self.num_pending_tokens:
             return num_known
         num_output_tokens = len(self.token_ids) - self.num_prompt_tokens
@@ -292,7 +292,7 @@ class Request:
     def start_over(self) -> None:
         """Compute all tokens again, those drawn so far among them."""
         self.num_preemptions += 1
-        self.num_computed_tokens = self.num_planned_tokens = 0
+        self.num_computed_tokens = self.num_scheduled_tokens = 0
         self.hidden_sums = self.hidden_rows = b""
         self.offers_blocks = True
 

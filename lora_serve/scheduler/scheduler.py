@@ -5,7 +5,7 @@ State changes in `add`, `abort`, `schedule`, `update_from_output`, `pause`, `res
 oldest first; without room the youngest is preempted and later recomputed. Waiting ones follow while
 tokens, LoRA slots and blocks last. Admission asks for the blocks that are not cached.
 
-A step may be planned while the one before it is in flight. It knows nothing of that one's outcome
+A step may be scheduled while the one before it is in flight. It knows nothing of that one's outcome
 but what is certain. A request that depends on more of it waits, and none is preempted meanwhile.
 """
 
@@ -62,8 +62,8 @@ class Scheduler:
         self._slots = LoRASlots(max_loras, slots, self._queue, adapter_memory)
         self._shared = SharedKV(kv, connector)
         self._in_flight = StepsInFlight()
-        self._planned: list[ScheduledPair] = []  # of the step that is being planned
-        self.admitted: list[Request] = []  # in the last step that was planned
+        self._scheduled: list[ScheduledPair] = []  # of the step that is being scheduled
+        self.admitted: list[Request] = []  # in the last step that was scheduled
         self._pause = SchedulerPause()
         self.totals = SchedulerTotals()
 
@@ -148,7 +148,7 @@ class Scheduler:
         return self._drafting.guesses(requests, len(self._running))
 
     def pause(self, *, drains: bool) -> None:
-        """Plan no more steps for requests, or with `drains` only for those that have begun."""
+        """Schedule no more steps for requests, or with `drains` only for those that have begun."""
         self._wake(self._pause.enter(PauseState.DRAINING if drains else PauseState.PAUSED))
 
     def resume(self) -> None:
@@ -206,7 +206,7 @@ class Scheduler:
         """
         assert len(self._in_flight) < 2, "two steps before this one have not been reported"
         self._slots.release_unused()
-        self._planned = []
+        self._scheduled = []
         self.admitted = []
         budget = 0 if self._pause.is_paused else self._config.max_num_batched_tokens
         budget, is_short = self._schedule_running(budget)
@@ -215,10 +215,10 @@ class Scheduler:
                 budget = self._give_way(budget)
             budget = self._schedule_waiting(budget)
             if self._drafting is not None:
-                self._drafting.add(self._planned, budget, len(self._running))
+                self._drafting.add(self._scheduled, budget, len(self._running))
         moves = self._connector.plan()
-        step_id = self._in_flight.begin(self._planned)
-        chunks = tuple(chunk for _, chunk in self._planned)
+        step_id = self._in_flight.begin(self._scheduled)
+        chunks = tuple(chunk for _, chunk in self._scheduled)
         return SchedulerOutput(step_id, chunks, kv_saves=moves.saves, kv_loads=moves.loads)
 
     def _schedule_running(self, budget: int) -> tuple[int, bool]:
@@ -237,18 +237,18 @@ class Scheduler:
                 num_tokens = self._within_windows(request, num_tokens)
             if not num_tokens:
                 continue
-            end = request.num_planned_tokens + num_tokens
+            end = request.num_scheduled_tokens + num_tokens
             if self._kv.extend(request, end) or self._make_room(request, end):
-                self._plan(request, num_tokens)
+                self._schedule_chunk(request, num_tokens)
                 budget -= num_tokens
             elif self._in_flight:
-                self._planned = []
+                self._scheduled = []
                 return budget, True
         return budget, self.totals.num_preemptions > num_preemptions
 
     def _within_windows(self, request: Request, num_tokens: int) -> int:
-        """How many of these tokens may be planned before others are computed."""
-        return min(num_tokens, self._kv.most_tokens(request) - request.num_planned_tokens)
+        """How many of these tokens may be scheduled before others are computed."""
+        return min(num_tokens, self._kv.most_tokens(request) - request.num_scheduled_tokens)
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Extend a running request's blocks, for which there are too few, at the youngest's cost.
@@ -282,14 +282,14 @@ class Scheduler:
         if victim is None or found is None:
             return budget
         num_found = self._shared.num_found(waiting, found)
-        budget_then = budget + sum(len(c.token_ids) for r, c in self._planned if r is victim)
+        budget_then = budget + sum(len(c.token_ids) for r, c in self._scheduled if r is victim)
         fits = self._kv.fits(found, num_found, waiting.num_tokens, without=victim)
         if not (budget_then and fits):
             return budget
         if self._in_flight:
-            self._planned = []
+            self._scheduled = []
             return 0
-        self._planned = [pair for pair in self._planned if pair[0] is not victim]
+        self._scheduled = [pair for pair in self._scheduled if pair[0] is not victim]
         self._queue.admit(waiting)  # before the victim is in the queue, maybe ahead of it
         victim.gave_way = True
         self._preempt(victim)
@@ -365,11 +365,11 @@ class Scheduler:
         num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
         if self._kv.has_windows:
             num_tokens = self._within_windows(request, num_tokens)
-        self._plan(request, num_tokens)
+        self._schedule_chunk(request, num_tokens)
         return num_tokens
 
-    def _plan(self, request: Request, num_tokens: int) -> None:
-        self._planned.append((request, scheduled_chunk(request, num_tokens)))
+    def _schedule_chunk(self, request: Request, num_tokens: int) -> None:
+        self._scheduled.append((request, scheduled_chunk(request, num_tokens)))
 
     def _preempt(self, victim: Request) -> None:
         assert not victim.num_pending_tokens, f"{victim.request_id} is preempted in flight"
@@ -401,8 +401,8 @@ class Scheduler:
     def update_from_output(self, output: ModelRunnerOutput) -> list[RequestProgress]:
         """Take in what a step gave. From here on others may hit the blocks that it wrote.
 
-        Steps are reported in the order in which they were planned. What a step computed for
-        requests that have ended since it was planned is dropped.
+        Steps are reported in the order in which they were scheduled. What a step computed for
+        requests that have ended since it was scheduled is dropped.
         """
         self.totals.num_steps += 1
         self._connector.gathered(output.kv_saves)
@@ -465,7 +465,9 @@ class Scheduler:
         if self._drafting is not None:
             self._drafting.check_invariants()
         for request in self._running:
-            self._kv.check_tables(request, request.num_computed_tokens, request.num_planned_tokens)
+            self._kv.check_tables(
+                request, request.num_computed_tokens, request.num_scheduled_tokens
+            )
         for request in self._requests.values():
             is_running = request.status is RequestStatus.RUNNING
             assert is_running == bool(request.block_tables), f"{request.request_id} and its blocks"

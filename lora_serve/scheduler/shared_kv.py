@@ -55,7 +55,7 @@ class SharedKV:
         num_by_tier = self._connector.admitted(request, hit.num_blocks)
         request.num_found_blocks = hit.num_blocks + sum(num_by_tier.values())
         request.num_computed_tokens = request.num_found_blocks * request.block_size
-        request.num_planned_tokens = request.num_computed_tokens
+        request.num_scheduled_tokens = request.num_computed_tokens
         if self._kv.enable_prefix_caching and request.offers_blocks:
             self.writers.announce(request, request.block_hashes[hit.num_blocks :])
         return num_by_tier

@@ -22,10 +22,10 @@ class LeavesThePlaceToAll(Scheduler):
         if victim is None:
             return budget
         if self._in_flight:
-            self._planned = []
+            self._scheduled = []
             return 0
-        budget += sum(len(chunk.token_ids) for r, chunk in self._planned if r is victim)
-        self._planned = [pair for pair in self._planned if pair[0] is not victim]
+        budget += sum(len(chunk.token_ids) for r, chunk in self._scheduled if r is victim)
+        self._scheduled = [pair for pair in self._scheduled if pair[0] is not victim]
         victim.gave_way = True
         self._preempt(victim)
         return budget

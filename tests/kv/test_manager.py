@@ -172,10 +172,10 @@ def compute(kv: KVCacheManager, holder: Holder, num_tokens: int | None = None) -
     num_tokens = num_tokens or len(holder.token_ids)
     num_computed = holder.num_committed_blocks * BLOCK
     while num_computed < num_tokens:
-        num_planned = min(num_tokens, kv.most_tokens(holder))
-        assert kv.extend(holder, num_planned)
-        kv.check_tables(holder, num_computed, num_planned)
-        num_computed = num_planned
+        num_scheduled = min(num_tokens, kv.most_tokens(holder))
+        assert kv.extend(holder, num_scheduled)
+        kv.check_tables(holder, num_computed, num_scheduled)
+        num_computed = num_scheduled
         kv.commit(holder, num_computed)
         kv.free_unseen(holder, num_computed)
         kv.check_invariants([holder])
@@ -283,9 +283,9 @@ def test_a_hit_that_others_hold_comes_on_top_of_what_is_reserved() -> None:
         kv.pool.take()
     num_computed = 40
     while num_computed < 100:
-        num_planned = min(100, kv.most_tokens(reader))
-        assert kv.extend(reader, num_planned), "its own blocks must be enough"
-        num_computed = num_planned
+        num_scheduled = min(100, kv.most_tokens(reader))
+        assert kv.extend(reader, num_scheduled), "its own blocks must be enough"
+        num_computed = num_scheduled
         kv.commit(reader, num_computed)
         kv.free_unseen(reader, num_computed)
 

@@ -4,7 +4,7 @@ The scheduler, the KV manager, the queue, the LoRA slots, the writers and the co
 ones. What the world may do at any moment: a request arrives, in any order; any request is aborted;
 KV is reset; an adapter's weights arrive, turn out to be lost, or are long on their way; a fetch
 ends, well or badly; the scheduler is paused, with or without a drain, and resumed; a step runs, or,
-where steps overlap, the next one is planned or the oldest one reported.
+where steps overlap, the next one is scheduled or the oldest one reported.
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ class World:
         self.scheduler.adapter_failed(ref)
 
     def step(self) -> None:
-        """Plan a step and report it, as the engine does where steps do not overlap."""
+        """Schedule a step and report it, as the engine does where steps do not overlap."""
         self.plan()
         if self.in_flight:
             self.report()

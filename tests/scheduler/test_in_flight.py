@@ -1,4 +1,4 @@
-"""Steps that are planned while the one before them is in flight."""
+"""Steps that are scheduled while the one before them is in flight."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def prompt_that_ends_early(after: int) -> list[int]:
     )
 
 
-def test_a_step_is_planned_before_the_one_before_it_is_reported() -> None:
+def test_a_step_is_scheduled_before_the_one_before_it_is_reported() -> None:
     engine = OracleEngine(async_scheduling=True)
     engine.add("a", LONG[:20], params=PATIENT)
     engine.step()
@@ -125,7 +125,7 @@ def test_without_room_the_step_in_flight_is_reported_before_anybody_is_preempted
         num_preemptions = engine.core.scheduler.totals.num_preemptions
         engine.step()
         if engine.core.scheduler.totals.num_preemptions > num_preemptions:
-            # What was planned by the step that preempted stands alone.
+            # What was scheduled by the step that preempted stands alone.
             assert len(engine.core.scheduler._in_flight) == 1
     assert engine.core.scheduler.totals.num_preemptions > 0
     for name, prompt in prompts.items():

@@ -136,7 +136,7 @@ class KeepsWhatIsUnseen(KVCacheManager):
         """Find nothing: what was computed before a preemption would do for the rest."""
         return super().lookup(holder, 0)
 
-    def check_tables(self, holder: BlockHolder, num_computed: int, num_planned: int) -> None:
+    def check_tables(self, holder: BlockHolder, num_computed: int, num_scheduled: int) -> None:
         """It is the waiting that has to show."""
 
 

@@ -40,7 +40,7 @@ def everything(world: World) -> Hashable:
             *(r.request_id, r.sort_key, r.status, r.num_computed_tokens, tuple(r.token_ids)),
             *(_tables(r), r.num_committed_blocks, r.offers_blocks),
             *(r.num_preemptions, r.gave_way, r.num_overtaken, r.step_index),
-            *(r.num_planned_tokens, r.num_pending_tokens),
+            *(r.num_scheduled_tokens, r.num_pending_tokens),
         )
         for r in world.requests
     )
@@ -111,7 +111,7 @@ def _essence_of_request(world: World, request: Request, blocks: dict[int, int]) 
         request.status.name,
         request.num_tokens,
         request.num_computed_tokens,
-        request.num_planned_tokens,
+        request.num_scheduled_tokens,
         request.num_pending_tokens,
         tuple(
             (unseen, tuple(blocks.setdefault(block_id, len(blocks)) for block_id in held))

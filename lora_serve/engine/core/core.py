@@ -258,9 +258,9 @@ class EngineCore:
     # ── work ────────────────────────────────────────────────────────────────────────────────
 
     def step(self) -> bool:
-        """Publish finished loads, plan a step, report one; False when there was nothing to run.
+        """Publish finished loads, schedule a step, report one; False when there was nothing to run.
 
-        The step that is reported is the one just planned; or the one before it, where steps
+        The step that is reported is the one just scheduled; or the one before it, where steps
         overlap: then the executor has the next one before it is asked for this one.
         """
         self._take_in_loads()
@@ -279,7 +279,7 @@ class EngineCore:
         return num_requests > 0 or bool(self._in_flight)
 
     def _submit(self) -> bool:
-        """Plan a step; False if there is nothing in it."""
+        """Schedule a step; False if there is nothing in it."""
         step = self.scheduler.schedule()
         drop, add = self.adapters.take_changes()
         if not (step.requests or step.kv_saves or drop or add):

@@ -9,7 +9,7 @@ from lora_serve.model_info import ModelInfo
 
 
 def num_steps_ahead(config: EngineConfig, model: ModelInfo) -> int:
-    """How many steps may be planned before the oldest one is reported.
+    """How many steps may be scheduled before the oldest one is reported.
 
     Drafts stand behind known tokens, so steps do not overlap where there are any, unless it is
     asked for.

@@ -1,6 +1,6 @@
 """Sees that requests give way to other shares as seldom as docs/scheduling.md says.
 
-It looks at a scheduler before and behind each step, and knows no more of how one is planned.
+It looks at a scheduler before and behind each step, and knows no more of how one is scheduled.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PlaceWatch:
         )
 
     def check(self, scheduler: Scheduler, before: Places) -> None:
-        """Assert what must hold of the step that was planned, and maybe reported, since `look`."""
+        """Assert what must hold of a step that was scheduled, and maybe reported, since `look`."""
         running = set(scheduler._running)
         assert not any(request.gave_way for request in running), "what runs has given way"
         preempted = [r for r, count in before.num_preemptions.items() if r.num_preemptions > count]
