@@ -63,7 +63,7 @@ class SuffixRequestDrafter:
 
     @property
     def num_held(self) -> int:
-        """Of the request's own tokens."""
+        """How many of the request's own tokens it holds."""
         return len(self._own)
 
     def take_in(self, token_ids: Sequence[int], most: int) -> int:
