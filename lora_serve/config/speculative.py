@@ -16,8 +16,9 @@ METHODS = (*LOOKED_UP, DRAFT_MODEL)
 _FLAG = "speculative-config"
 _PREFIX = "speculative_"
 _DRAFTERS_A_ROW = 2
-# AMX multiplies 16 rows in the time of one, and more in little more; what is measured at the start
-# says where that ends. Forced tokens save as much with few rows, and each number is recorded.
+# AMX multiplies 16 rows of bf16 in the time of one, and more in little more; rows of codes cost
+# more. What is measured at the start says how many pay. Forced tokens save as much with few rows,
+# and each number is recorded.
 _ROWS_OF_GUESSES = 64
 _ROWS_OF_FORCED_TOKENS = 16
 TOKENS_TAKEN_IN = 256  # by a draft model in a step, at least
