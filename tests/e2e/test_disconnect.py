@@ -26,7 +26,7 @@ with httpx.stream("POST", sys.argv[1] + "/v1/completions", json=body, timeout=60
 """
 
 
-def test_a_client_killed_in_mid_stream_frees_its_seat_and_its_blocks(
+def test_a_client_killed_in_mid_stream_frees_its_place_and_its_blocks(
     server: ServerProcess,
 ) -> None:
     command = [sys.executable, "-c", CLIENT, server.base_url]

@@ -173,7 +173,7 @@ def test_an_evicted_adapter_whose_files_changed_is_refused() -> None:
     assert engine.tokens("b again") == answer("b")
 
 
-def test_the_seat_of_aborted_requests_is_given_to_others() -> None:
+def test_the_slot_of_aborted_requests_is_given_to_others() -> None:
     engine = OracleEngine(max_loras=1, max_cpu_loras=1, load_delay=3)
     for name in ("a", "b"):
         engine.load(name, f"/{name}", name)
