@@ -9,7 +9,7 @@ from enum import Enum
 import msgspec
 from pydantic import BaseModel
 
-from lora_serve.server.openai.answers import ErrorAnswer
+from lora_serve.server.http.error_answers import ErrorAnswer
 
 PLAIN_TEXT = "text/plain"
 ANY_ROUTE = (403, 405, 408, 431, 500, 503)

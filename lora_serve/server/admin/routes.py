@@ -35,7 +35,7 @@ from lora_serve.server.admin.protocol import (
 )
 from lora_serve.server.admin.query import FLAGS
 from lora_serve.server.admin.server_info import FORMATS
-from lora_serve.server.openai.answers import AdapterErrorAnswer
+from lora_serve.server.http.error_answers import AdapterErrorAnswer
 from lora_serve.server.operation import PLAIN_TEXT, Access, Operation, QueryParameter
 
 OPERATIONS = (

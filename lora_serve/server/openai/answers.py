@@ -12,32 +12,6 @@ from msgspec import UNSET, UnsetType
 from lora_serve.server.admin.answers import RolloutCard
 
 
-class ErrorDetail(msgspec.Struct, frozen=True):
-    """param: the field at fault. code: the status."""
-
-    message: str
-    type: str
-    param: str | None
-    code: int
-
-
-class ErrorAnswer(msgspec.Struct, frozen=True):
-    """The body of every status above 399, unless a route's clients read another."""
-
-    error: ErrorDetail
-
-
-class AdapterErrorAnswer(msgspec.Struct, frozen=True):
-    """The same of /v1/load_lora_adapter and its counterpart, with the fields as vLLM had them."""
-
-    error: ErrorDetail
-    object: str
-    message: str
-    type: str
-    param: str | None
-    code: int
-
-
 class KVTransferParams(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer to `do_remote_decode` says, to be sent to the server that decodes.
 
