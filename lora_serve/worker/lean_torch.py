@@ -30,3 +30,8 @@ def import_torch() -> None:
     finally:
         del sys.modules[_RULES]
     vars(torch).pop(_RULES.rpartition(".")[2], None)
+    bind = getattr(torch._C, "_set_generator_metaclass", None)
+    if bind is not None:  # the rules do it, and before that no torch.Generator can be made
+        from torch._opaque_base import OpaqueBaseMeta
+
+        bind(OpaqueBaseMeta)

@@ -46,6 +46,20 @@ def test_the_rules_can_be_imported_later() -> None:
     assert printed(script) == "[None, (3, 3)]"
 
 
+def test_numbers_can_be_drawn_before_the_rules_are_there_and_after() -> None:
+    """Weights that are made up need it, and what is tried of reference kernels and modules."""
+    draw = "torch.randn(2, generator=torch.Generator().manual_seed(1)).tolist()"
+    script = (
+        "from lora_serve.worker.lean_torch import import_torch\n"
+        "import_torch()\n"
+        "import torch\n"
+        f"drawn = {draw}\n"
+        f"import {RULES}\n"
+        f"print(drawn == {draw}, len(set(drawn)))\n"
+    )
+    assert printed(script) == "True 2"
+
+
 def test_torchs_threads_sleep_unless_the_user_says_how_they_wait() -> None:
     script = (
         "import os\n"
