@@ -40,32 +40,33 @@ _LAYERS, _EXPERTS = ("layer", "layers", "blocks", "attention_types"), ("experts"
 
 SpecReader = Callable[[Settings, str], ModelSpec]
 
-ARCHITECTURES: Mapping[str, SpecReader] = {
-    "Cohere2ForCausalLM": read_cohere2,
-    "CohereForCausalLM": read_cohere,
-    "Gemma2ForCausalLM": read_gemma2,
-    "Gemma3ForCausalLM": read_gemma3,
-    "Gemma3ForConditionalGeneration": read_gemma3_multimodal,
-    "Glm4ForCausalLM": read_glm4,
-    "GlmForCausalLM": read_glm,
-    "GptOssForCausalLM": read_gpt_oss,
-    "GraniteForCausalLM": read_granite,
-    "GraniteMoeForCausalLM": read_granite_moe,
-    "GraniteMoeHybridForCausalLM": read_granite_hybrid,
-    "GraniteMoeSharedForCausalLM": read_granite_moe_shared,
-    "LlamaForCausalLM": read_llama,
-    "MistralForCausalLM": read_mistral,
-    "MixtralForCausalLM": read_mixtral,
-    "Olmo2ForCausalLM": read_olmo2,
-    "Olmo3ForCausalLM": read_olmo3,
-    "OlmoeForCausalLM": read_olmoe,
-    "Phi3ForCausalLM": read_phi3,
-    "Qwen2ForCausalLM": read_qwen2,
-    "Qwen2MoeForCausalLM": read_qwen2_moe,
-    "Qwen3ForCausalLM": read_qwen3,
-    "Qwen3MoeForCausalLM": read_qwen3_moe,
-    "SmolLM3ForCausalLM": read_smollm3,
-    "Starcoder2ForCausalLM": read_starcoder2,
+# With the model_type that configs of the architecture have.
+ARCHITECTURES: Mapping[str, tuple[SpecReader, str]] = {
+    "Cohere2ForCausalLM": (read_cohere2, "cohere2"),
+    "CohereForCausalLM": (read_cohere, "cohere"),
+    "Gemma2ForCausalLM": (read_gemma2, "gemma2"),
+    "Gemma3ForCausalLM": (read_gemma3, "gemma3_text"),
+    "Gemma3ForConditionalGeneration": (read_gemma3_multimodal, "gemma3"),
+    "Glm4ForCausalLM": (read_glm4, "glm4"),
+    "GlmForCausalLM": (read_glm, "glm"),
+    "GptOssForCausalLM": (read_gpt_oss, "gpt_oss"),
+    "GraniteForCausalLM": (read_granite, "granite"),
+    "GraniteMoeForCausalLM": (read_granite_moe, "granitemoe"),
+    "GraniteMoeHybridForCausalLM": (read_granite_hybrid, "granitemoehybrid"),
+    "GraniteMoeSharedForCausalLM": (read_granite_moe_shared, "granitemoeshared"),
+    "LlamaForCausalLM": (read_llama, "llama"),
+    "MistralForCausalLM": (read_mistral, "mistral"),
+    "MixtralForCausalLM": (read_mixtral, "mixtral"),
+    "Olmo2ForCausalLM": (read_olmo2, "olmo2"),
+    "Olmo3ForCausalLM": (read_olmo3, "olmo3"),
+    "OlmoeForCausalLM": (read_olmoe, "olmoe"),
+    "Phi3ForCausalLM": (read_phi3, "phi3"),
+    "Qwen2ForCausalLM": (read_qwen2, "qwen2"),
+    "Qwen2MoeForCausalLM": (read_qwen2_moe, "qwen2_moe"),
+    "Qwen3ForCausalLM": (read_qwen3, "qwen3"),
+    "Qwen3MoeForCausalLM": (read_qwen3_moe, "qwen3_moe"),
+    "SmolLM3ForCausalLM": (read_smollm3, "smollm3"),
+    "Starcoder2ForCausalLM": (read_starcoder2, "starcoder2"),
 }
 
 
@@ -89,7 +90,9 @@ def read_spec(config: Mapping[str, object], path: str, model_impl: str = AUTO) -
     refuse_quantised(settings)
     spec: ModelSpec | None
     if own is not None:
-        spec = ARCHITECTURES[own](settings, own)
+        read, model_type = ARCHITECTURES[own]
+        _check_model_type(settings, own, model_type)
+        spec = read(settings, own)
     elif model_impl == OWN_IMPL or not names or not isinstance(names[0], str):
         raise ConfigError(
             f"{path}: architecture {', '.join(map(str, names)) or '(none named)'} is not supported"
@@ -107,6 +110,16 @@ def read_spec(config: Mapping[str, object], path: str, model_impl: str = AUTO) -
         hint = f"; --model-impl {TRANSFORMERS_IMPL} can run it" * is_other_able
         raise ConfigError(f"{path}: " + "; ".join(settings.findings) + hint)
     return spec
+
+
+def _check_model_type(settings: Settings, architecture: str, expected: str) -> None:
+    """Refuse the model_type of another family: transformers goes by it, and not by the name."""
+    stated = settings.get("model_type")
+    if stated != expected and any(stated == other for _, other in ARCHITECTURES.values()):
+        settings.contradict(
+            f"model_type is {stated!r}, and architectures names {architecture}, whose model_type "
+            f"is {expected!r}; correct the one that is wrong"
+        )
 
 
 def _has_transformers_spec(config: Mapping[str, object], architecture: str) -> bool:

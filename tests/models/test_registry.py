@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
+from transformers import AutoConfig, LlamaConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from lora_serve.config.model import OWN_IMPL
 from lora_serve.errors import ConfigError
 from lora_serve.models.registry import ARCHITECTURES, read_spec
+from lora_serve.models.source import load_spec
 from tests.fakes.tiny_models import TINY_MODELS
 from tests.models.configs import LLAMA, read
 
@@ -17,6 +24,34 @@ def test_each_architecture_has_a_tiny_model_that_is_compared_with_transformers()
     without = set(ARCHITECTURES) - compared
     assert not without, f"add tiny checkpoints of {without} to tests/fakes/tiny_models.py"
     assert compared == set(ARCHITECTURES)
+
+
+def test_the_model_type_of_each_architecture_is_that_of_transformers() -> None:
+    theirs = {
+        **{name: model_type for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()},
+        "Gemma3ForConditionalGeneration": "gemma3",
+        "Gemma3ForCausalLM": "gemma3_text",
+    }
+    ours = {name: model_type for name, (_, model_type) in ARCHITECTURES.items()}
+    assert ours == {name: theirs[name] for name in ours}
+
+
+def test_a_model_type_of_another_family_is_refused(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
+    """transformers would compute that family: of Qwen2 a config of Llama has no biases."""
+    path = shutil.copytree(directories["qwen2"], tmp_path / "model") / "config.json"
+    config = json.loads(path.read_text()) | {"model_type": "llama"}
+    path.write_text(json.dumps(config))
+    assert isinstance(AutoConfig.from_pretrained(path.parent), LlamaConfig)
+    with pytest.raises(ConfigError) as refused:
+        load_spec(path.parent)
+    assert str(refused.value) == (
+        f"{path}: model_type is 'llama', and architectures names Qwen2ForCausalLM, whose "
+        "model_type is 'qwen2'; correct the one that is wrong"
+    )
+    path.write_text(json.dumps(config | {"model_type": "of_a_fork"}))
+    assert load_spec(path.parent) == load_spec(directories["qwen2"])
 
 
 def test_an_unsupported_architecture_is_answered_with_those_supported() -> None:

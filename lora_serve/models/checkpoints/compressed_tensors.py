@@ -202,6 +202,12 @@ class CompressedTensors:
     def read(self, settings: Settings) -> CompressedPacking | ManyPackings:
         groups = settings.part("config_groups")
         named, form = settings.get("config_groups"), settings.text("format", PACKED)
+        if settings.part("transform_config").get("config_groups"):
+            transforms = settings.part("transform_config").part("config_groups").objects()
+            settings.refuse(
+                "transform_config is not supported: weights are stored transformed, by "
+                f"{', '.join(transforms)}; take a checkpoint that was quantised without transforms"
+            )
         if not named:
             settings.refuse("config_groups is missing or empty")
         names = named if isinstance(named, dict) else {}

@@ -70,6 +70,7 @@ def inverse_fp8() -> Written:
     return Written({**how.settings, "weight_scale_semantics": "inverse"}, how.make)
 
 
+HADAMARD = {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "weight_input"}]}
 OF_NO_BLOCK = {"num_bits": 8, "strategy": "block", "block_structure": [0, 32]}
 WITH_ZEROS = ("w4a8-zero-points", "gptq-4", "gptq-v2", "awq", "w4a16-zero-points")
 
@@ -131,6 +132,11 @@ def test_weights_are_those_that_the_format_defines(
         ),
         (compressed("pack-quantized", 4, 32), {"format": "marlin-24"}, "format 'marlin-24' is not"),
         (compressed("pack-quantized", 4, 32), {"config_groups": {}}, "is missing or empty"),
+        (
+            compressed("pack-quantized", 4, 32),
+            {"transform_config": {"config_groups": {"u": HADAMARD, "v": HADAMARD}}},
+            "transform_config is not supported: weights are stored transformed, by u, v; take a",
+        ),
         (
             compressed("float-quantized", 8, None),
             {"config_groups": {"group_0": {"weights": OF_NO_BLOCK}}},
