@@ -244,6 +244,28 @@ def test_a_request_gives_way_once_the_weights_of_the_other_are_there() -> None:
     assert num_preemptions == [0] * (len(num_preemptions) - 1) + [1]
 
 
+def test_a_request_gives_way_once_another_has_computed_what_both_begin_with() -> None:
+    engine = OracleEngine(
+        num_blocks=100, max_num_seqs=2, max_num_batched_tokens=16, fair_share="key"
+    )
+    prompts = [list(range(8 + 100 * number, 104 + 100 * number)) for number in range(2)]
+    for number, prompt in enumerate(prompts):
+        engine.add(f"crowd{number}", prompt, tenant="crowd", max_tokens=60)
+    scheduler = engine.core.scheduler
+    while scheduler.num_running < 2:
+        engine.step()
+    engine.add("late", [*prompts[1], 9], tenant="late", max_tokens=2)
+    num_preemptions = []
+    while scheduler.num_deferred or not num_preemptions:
+        engine.step()
+        num_preemptions.append(scheduler.totals.num_preemptions)
+    assert num_preemptions == [0] * len(num_preemptions)
+    assert len(num_preemptions) > 2
+    engine.run()
+    assert scheduler.totals.num_preemptions == 1
+    assert engine.num_cached("late") == 96
+
+
 def test_no_request_gives_way_to_one_for_which_there_are_too_few_blocks() -> None:
     engine = OracleEngine(num_blocks=12, max_num_seqs=2, fair_share="key")
     for number in range(2):
