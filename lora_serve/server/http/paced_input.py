@@ -69,11 +69,17 @@ class PacedInput:
         return getattr(self._transport, name)
 
     def receive(self, data: bytes) -> None:
-        """Parse a first piece at once, so that what is small waits for no turn."""
+        """Parse a first piece at once, so that what is small waits for no turn.
+
+        And with a head a small body behind it: else each request would wait for others' tokens
+        once more.
+        """
         is_first = not self._unparsed
         self._unparsed += data
         if is_first and not self._is_paused:
             self._parse_piece()
+            if self._is_small_rest():
+                self._parse_piece()
         self._go_on()
 
     def pause_reading(self) -> None:
@@ -104,6 +110,12 @@ class PacedInput:
                 self._turns.add(self)
         elif not self._is_paused:
             self._transport.resume_reading()
+
+    def _is_small_rest(self) -> bool:
+        """Whether what is left is a piece that ends no further head."""
+        is_stopped = self._is_paused or self._transport.is_closing()
+        is_small = 0 < len(self._unparsed) <= MAX_PIECE_BYTES
+        return is_small and not is_stopped and not END_OF_HEAD.search(self._unparsed)
 
     def _parse_piece(self) -> None:
         head = END_OF_HEAD.search(self._unparsed, 0, MAX_PIECE_BYTES)

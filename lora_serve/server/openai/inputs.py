@@ -1,6 +1,6 @@
 """Turns a body's prompts and messages into what the engine continues, embeddings before text.
 
-Tokenizing runs in worker threads, so that a long prompt does not delay other requests' tokens.
+Long prompts are tokenized in worker threads, so that they do not delay other requests' tokens.
 """
 
 from __future__ import annotations
@@ -156,19 +156,28 @@ class Inputs:
     async def _from_list(
         self, share: str, prompts: Sequence[TextOrTokens], add_special_tokens: bool, param: str
     ) -> list[Input]:
+        is_only = len(prompts) == 1
         return [
-            await self.from_text(share, prompt, add_special_tokens, param)
+            await self.from_text(share, prompt, add_special_tokens, param, is_only=is_only)
             if isinstance(prompt, str)
             else Input(TokensPrompt(prompt))
             for prompt in prompts
         ]
 
     async def from_text(
-        self, share: str, text: str, add_special_tokens: bool = True, param: str = "prompt"
+        self,
+        share: str,
+        text: str,
+        add_special_tokens: bool = True,
+        param: str = "prompt",
+        *,
+        is_only: bool = False,
     ) -> Input:
+        """is_only: one of many short ones would hold the loop as long as all of them."""
         _check_length(len(text), await self._max_chars(), param)
         encode = partial(self._engine.tokenizer.encode, text, add_special_tokens)
-        token_ids = tuple(await self._texts.run(share, len(text), encode))
+        tokenize = self._texts.tokenize if is_only else self._texts.run
+        token_ids = tuple(await tokenize(share, len(text), encode))
         return Input(TokensPrompt(token_ids), text)
 
     async def from_chat(
@@ -198,7 +207,7 @@ class Inputs:
         num_chars = sum(map(len, pieces))
         _check_length(num_chars, limit, "messages")
         encode = partial(encode_pieces, self._engine.tokenizer, pieces)
-        token_ids = await self._texts.run(share, num_chars, encode)
+        token_ids = await self._texts.tokenize(share, num_chars, encode)
         item = Input(mixed_prompt(token_ids, rows), ending=pieces[-1][-ENDING_CHARS:])
         return item if truncation is None else truncation.of(item)
 

@@ -57,6 +57,20 @@ async def test_what_comes_at_once_is_parsed_in_pieces_and_the_loop_turns_in_betw
     assert b"".join(pieces) == data
 
 
+async def test_a_small_body_waits_for_no_turn_of_the_loop(transport: FakeTransport) -> None:
+    """Which may bring tokens of all others first."""
+    pieces: list[bytes] = []
+    paced = PacedInput(transport, pieces.append, ParsingTurns())
+    paced.receive(HEAD + b" " * MAX_PIECE_BYTES)
+    assert pieces == [HEAD, b" " * MAX_PIECE_BYTES]
+    assert transport.reads
+    paced.receive(HEAD + b" " * (MAX_PIECE_BYTES + 1))
+    assert pieces[2:] == [HEAD], "a larger one is parsed in turns"
+    await until_parsed(transport)
+    paced.receive(HEAD + b"{}" + HEAD)
+    assert pieces[-1] == HEAD, "and so is what holds the next request"
+
+
 async def test_connections_share_one_turn(transport: FakeTransport) -> None:
     turns, parsed = ParsingTurns(), list[int]()
 

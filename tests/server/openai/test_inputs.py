@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -15,7 +16,14 @@ from lora_serve.errors import PromptTooLongError
 from lora_serve.server.app import create_app
 from lora_serve.server.openai import text_work
 from lora_serve.server.openai.inputs import Inputs
-from lora_serve.server.openai.text_work import SMALL_TEXT_CHARS, THREADS, TOKEN_CHARS, TextWork
+from lora_serve.server.openai.protocol import CompletionBody
+from lora_serve.server.openai.text_work import (
+    MAX_CHARS_ON_LOOP,
+    SMALL_TEXT_CHARS,
+    THREADS,
+    TOKEN_CHARS,
+    TextWork,
+)
 from tests.fakes.engine import FakeEngine
 from tests.fakes.tokenizer import ByteTokenizer
 from tests.server.clients import client_for, error_of, eventually
@@ -114,6 +122,26 @@ async def test_a_keys_text_waits_for_none_of_another_key_that_sends_many(
         await eventually(lambda: 2_000_001 in tokenizer.begun, seconds=60)
         tokenizer.may_encode.release(6)
     assert tokenizer.begun[:4] == [2_000_000, 2_000_000, 5, 2_000_001]
+
+
+async def test_a_short_text_is_tokenized_without_a_thread() -> None:
+    """Whose turn would come late while the loop sends others' tokens. Many texts would hold it."""
+
+    class Noting(ByteTokenizer):
+        threads: ClassVar[list[threading.Thread]] = []
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            self.threads.append(threading.current_thread())
+            return super().encode(text, add_special_tokens)
+
+    inputs = Inputs(engine_with(Noting()), TextWork())
+    short, longer = "x" * MAX_CHARS_ON_LOOP, "x" * (MAX_CHARS_ON_LOOP + 1)
+    for prompt in (short, longer, [short, "y"]):
+        body = CompletionBody(model="m", prompt=prompt, add_special_tokens=False)
+        made = await inputs.from_completion("", body, n=1)
+        assert sum(item.num_tokens for item in made) == len("".join(prompt))
+    loop = threading.current_thread()
+    assert [thread is loop for thread in Noting.threads] == [True, False, False, False]
 
 
 class HeldTokenizer(ByteTokenizer):
