@@ -76,6 +76,8 @@ def nums_worth(
     offers: Sequence[Offer],
     num_rows: int,
     num_tokens: int,
+    *,
+    is_drawn: bool,
     are_made: bool = True,
 ) -> list[int]:
     """How many of each offer's rows that are not certain are worth their time, the first ones.
@@ -84,6 +86,7 @@ def nums_worth(
         costs: of rows; None takes all that there are.
         offers: of different requests.
         num_rows, num_tokens: that the step computes, and draws, without them.
+        is_drawn: any row of the step.
         are_made: else the draft model has to guess them yet.
     """
     if costs is None or not offers:
@@ -94,6 +97,7 @@ def nums_worth(
         num_tokens,
         [-gain for gain, _ in rows],
         0.0 if are_made else costs.draft_seconds(len(offers)),
+        is_drawn=is_drawn,
     )
     counts = Counter(place for _, place in rows[:num_worth])
     return [

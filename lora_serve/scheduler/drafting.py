@@ -119,7 +119,13 @@ class Drafting:
                 num_rows -= offer.num_guessed
         num_computed = sum(chunk.num_tokens for _, chunk in scheduled)
         num_tokens = sum(len(chunk.asked.samples) for _, chunk in scheduled)
-        counts = nums_worth(self._costs, [offer for _, offer in offers], num_computed, num_tokens)
+        counts = nums_worth(
+            self._costs,
+            [offer for _, offer in offers],
+            num_computed,
+            num_tokens,
+            is_drawn=_is_drawn(scheduled),
+        )
         for (index, offer), count in zip(offers, counts, strict=True):
             self._put(scheduled, index, offer.first(count), num_running)
 
@@ -151,7 +157,10 @@ class Drafting:
             if drafts := self._drafts(request, most if is_wanted else 0):
                 offers[index] = Offer.of_guesses(request, drafts)
                 num_rows -= len(drafts)
-        counts = nums_worth(self._costs, [*offers.values()], num_running, num_running)
+        is_drawn = not all(request.params.is_greedy for request in requests)
+        counts = nums_worth(
+            self._costs, [*offers.values()], num_running, num_running, is_drawn=is_drawn
+        )
         found = [NO_GUESS] * len(requests)
         for (index, offer), count in zip(offers.items(), counts, strict=True):
             most = offer.pace.num_wanted(offer.request.num_output_tokens)
@@ -189,7 +198,14 @@ class Drafting:
                 num_rows -= num_wanted
                 sampling.append((index, num_wanted))
         offers = [Offer.of_guesses(scheduled[i][0], (0,) * count) for i, count in sampling]
-        counts = nums_worth(self._costs, offers, num_sampling, num_sampling, are_made=False)
+        counts = nums_worth(
+            self._costs,
+            offers,
+            num_sampling,
+            num_sampling,
+            is_drawn=_is_drawn(scheduled),
+            are_made=False,
+        )
         asked = [
             (index, count) for (index, _), count in zip(sampling, counts, strict=True) if count
         ]
@@ -328,6 +344,11 @@ class Drafting:
         if drafts and not self._kv.extend(request, start + len(drafts), num_spared):
             drafts = drafts[: max(0, self._kv.capacity(request) - start)]
         return drafts
+
+
+def _is_drawn(scheduled: Sequence[ScheduledPair]) -> bool:
+    """Whether any row of the step is drawn, and not the largest logit's."""
+    return any(chunk.asked.samples and not request.params.is_greedy for request, chunk in scheduled)
 
 
 def _may_draft(request: Request) -> bool:

@@ -11,15 +11,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 
-class RowCosts:
+class RowSeconds:
     """Seconds of a step by its rows: between two measured numbers in proportion, and so beyond."""
 
-    def __init__(self, measured: Sequence[tuple[int, float]], draft_seconds: float = 0.0) -> None:
-        """measured: two or more pairs of rows and seconds, rows ascending and different.
-
-        draft_seconds: of a draft model for one guess for one request; 0 without such a model.
-        """
-        self._draft_seconds = draft_seconds
+    def __init__(self, measured: Sequence[tuple[int, float]]) -> None:
+        """measured: two or more pairs of rows and seconds, rows ascending and different."""
         assert len(measured) > 1, "one number of rows says nothing of others"
         self._rows = [rows for rows, _ in measured]
         # No step takes longer than one of more rows: where one seems to, something else on the
@@ -27,7 +23,7 @@ class RowCosts:
         at_most = [*accumulate((seconds for _, seconds in reversed(measured)), min)]
         self._seconds = at_most[::-1]
 
-    def seconds(self, num_rows: int) -> float:
+    def of(self, num_rows: int) -> float:
         """Seconds of a step of so many rows, one or more."""
         end = min(max(1, bisect_left(self._rows, num_rows)), len(self._rows) - 1)
         (low, high), (before, after) = (
@@ -35,6 +31,30 @@ class RowCosts:
             self._seconds[end - 1 : end + 1],
         )
         return before + (after - before) * (num_rows - low) / (high - low)
+
+
+class RowCosts:
+    """What steps take by their rows: greedy ones, and those with a row that is drawn."""
+
+    def __init__(
+        self,
+        measured: Sequence[tuple[int, float]],
+        draft_seconds: float = 0.0,
+        drawn: Sequence[tuple[int, float]] = (),
+    ) -> None:
+        """measured, drawn: as of `RowSeconds`, of steps whose rows are greedy or drawn.
+
+        Without `drawn` the others hold for all. A draw takes time for each row, and the LM head is
+        screened for fewer drawn rows than for greedy ones.
+        draft_seconds: of a draft model for one guess for one request; 0 without such a model.
+        """
+        self._draft_seconds = draft_seconds
+        self._greedy = RowSeconds(measured)
+        self._drawn = RowSeconds(drawn) if drawn else self._greedy
+
+    def seconds(self, num_rows: int, *, is_drawn: bool = False) -> float:
+        """Seconds of a step of so many rows, one or more. is_drawn: any of them."""
+        return (self._drawn if is_drawn else self._greedy).of(num_rows)
 
     def draft_seconds(self, num_requests: int) -> float:
         """Seconds of the draft model for one guess, if it guesses for so many at once.
@@ -49,6 +69,8 @@ class RowCosts:
         num_tokens: int,
         gains: Sequence[float],
         draft_seconds: float = 0.0,
+        *,
+        is_drawn: bool = False,
     ) -> int:
         """How many rows of drafts to add for most tokens a second.
 
@@ -57,10 +79,12 @@ class RowCosts:
             gains: the tokens that each row may be expected to add, largest first.
             draft_seconds: what each row costs beside its part of the step, since it must be guessed
                 yet.
+            is_drawn: any row of the step.
         """
-        best, most = 0, num_tokens / self.seconds(num_rows)
+        step = self._drawn if is_drawn else self._greedy
+        best, most = 0, num_tokens / step.of(num_rows)
         for count, gained in enumerate(accumulate(gains), 1):
-            seconds = self.seconds(num_rows + count) + count * draft_seconds
+            seconds = step.of(num_rows + count) + count * draft_seconds
             rate = (num_tokens + gained) / seconds
             if rate > most:
                 best, most = count, rate

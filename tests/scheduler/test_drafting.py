@@ -180,6 +180,29 @@ def test_where_each_row_costs_as_much_as_the_first_a_guess_is_tried_now_and_then
     assert dear.count(2) == 2  # of 100 tokens
 
 
+FREE, DEAR = [(1, 1.0), (16, 1.0)], [(1, 1.0), (2, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("greedy", "drawn", "temperature", "most"),
+    [(FREE, DEAR, 1.0, 2), (DEAR, FREE, 1.0, 9), (FREE, DEAR, 0.0, 9), (DEAR, FREE, 0.0, 2)],
+)
+def test_rows_of_steps_that_draw_have_costs_of_their_own(
+    greedy: list[tuple[int, float]],
+    drawn: list[tuple[int, float]],
+    temperature: float,
+    most: int,
+) -> None:
+    repeated = engine(row_costs=RowCosts(greedy, drawn=drawn))
+    params = SamplingParams(max_tokens=60, seed=1, temperature=temperature)
+    for name in ("before", "again"):
+        repeated.executor.steps.clear()
+        repeated.add(name, PROMPT, params=params)
+        repeated.run()
+    decodes = [step for step in repeated.executor.steps if step.requests[0].start >= len(PROMPT)]
+    assert max(step.num_tokens for step in decodes) == most
+
+
 # ── what others may learn, and do ───────────────────────────────────────────────────────────────
 
 

@@ -27,7 +27,9 @@ logger = logging.getLogger(__name__)
 _NUM_TIMES = 2  # that a step is timed; the shorter time counts
 _MOST_SECONDS = 2.0  # for all; large models are measured up to fewer rows
 _NUM_GUESSES = 4  # that the draft model is timed with
-_SAMPLE = SampleInput(SamplingParams(temperature=0.0), 0, 1)
+_GREEDY = SampleInput(SamplingParams(temperature=0.0), 0, 1)
+# As checkpoints' generation_config.json often has it.
+_DRAWN = SampleInput(SamplingParams(temperature=0.7, top_p=0.8, top_k=20), 0, 1)
 
 
 def make_row_costs(config: EngineConfig, executor: Executor, model: ModelInfo) -> RowCosts | None:
@@ -49,9 +51,10 @@ def measured_row_costs(
     most_rows: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> RowCosts | None:
-    """Run steps of 1, 2, 4 … rows of one request; None if there is room for a single row.
+    """Run steps of 1, 2, 4 … rows, greedy and drawn; None if there is room for a single row.
 
-    They write to the first blocks, which no request has had yet. A draft model is measured, too.
+    They are of one request and write to the first blocks, which no other has had yet. A
+    draft model is measured, too.
 
     Args:
         most_rows: that a step with drafts may have.
@@ -62,14 +65,19 @@ def measured_row_costs(
     if most_rows < 2:
         return None
     begin = clock()
-    measured = []
+    greedy, drawn = list[tuple[int, float]](), list[tuple[int, float]]()
     for num_rows in _doubled(most_rows):
-        measured.append((num_rows, _seconds(executor, _step(model, block_size, num_rows), clock)))
-        if len(measured) > 1 and clock() - begin > _MOST_SECONDS:
+        for sample, measured in ((_GREEDY, greedy), (_DRAWN, drawn)):
+            step = _step(model, block_size, num_rows, sample)
+            measured.append((num_rows, _seconds(executor, step, clock)))
+        if len(greedy) > 1 and clock() - begin > _MOST_SECONDS:
             break
-    told = ", ".join(f"{rows} rows {1e3 * seconds:.2f} ms" for rows, seconds in measured)
+    told = ", ".join(
+        f"{rows} rows {1e3 * seconds:.2f} ms, drawn {1e3 * drawn_seconds:.2f} ms"
+        for (rows, seconds), (_, drawn_seconds) in zip(greedy, drawn, strict=True)
+    )
     logger.info("measured what verifying drafts costs: steps of %s", told)
-    return RowCosts(measured, _draft_seconds(executor, model, block_size, clock))
+    return RowCosts(greedy, _draft_seconds(executor, model, block_size, clock), drawn)
 
 
 def _draft_seconds(
@@ -87,7 +95,7 @@ def _draft_seconds(
         range(group, num_blocks * draft_model.num_groups, draft_model.num_groups)
         for group in range(draft_model.num_groups)
     ]
-    step = _step(model, block_size, 1)
+    step = _step(model, block_size, 1, _GREEDY)
     seconds = [
         _seconds(executor, _with_draft_chunk(step, DraftChunk(0, [0], tables, count)), clock)
         for count in (few, many)
@@ -127,8 +135,8 @@ def _run(executor: Executor, step: SchedulerOutput) -> None:
     executor.collect()
 
 
-def _step(model: ModelInfo, block_size: int, num_rows: int) -> SchedulerOutput:
-    """A step of one request, which samples each of its rows."""
+def _step(model: ModelInfo, block_size: int, num_rows: int, sample: SampleInput) -> SchedulerOutput:
+    """A step of one request, which samples each of its rows so."""
     num_blocks, num_groups = -(-num_rows // block_size), len(model.kv_groups)
     request = ScheduledRequest(
         request_id="rows",
@@ -138,6 +146,6 @@ def _step(model: ModelInfo, block_size: int, num_rows: int) -> SchedulerOutput:
         block_tables=[
             range(group * num_blocks, (group + 1) * num_blocks) for group in range(num_groups)
         ],
-        asked=AskedOutputs((_SAMPLE,) * num_rows),
+        asked=AskedOutputs((sample,) * num_rows),
     )
     return SchedulerOutput(0, (request,))

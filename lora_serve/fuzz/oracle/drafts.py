@@ -54,7 +54,8 @@ def drawn_speculation(rng: random.Random) -> SpeculativeConfig:
 
 def drawn_row_costs(rng: random.Random) -> RowCosts | None:
     """Every row as costly as the first, nearly for nothing up to a number, or not known."""
-    costs = (None, RowCosts([(1, 1.0), (2, 2.0)]), RowCosts([(1, 1.0), (5, 1.1), (6, 3.0)]))
+    dear, stepped = [(1, 1.0), (2, 2.0)], [(1, 1.0), (5, 1.1), (6, 3.0)]
+    costs = (None, RowCosts(dear), RowCosts(stepped, drawn=dear))
     return rng.choice(costs)
 
 

@@ -23,7 +23,10 @@ class Clock:
 
 @dataclass
 class SlowExecutor(OracleExecutor):
-    """Each step takes a second and row_seconds for each row; the first of a size ten times that."""
+    """Each step takes a second and row_seconds for each row, twice that for one that is drawn.
+
+    The first of a size and kind takes ten times that.
+    """
 
     row_seconds: float
     clock: Clock = field(default_factory=Clock)
@@ -32,11 +35,20 @@ class SlowExecutor(OracleExecutor):
         super().__init__(BLOCK_SIZE)
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        is_first = all(other.num_tokens != step.num_tokens for other in self.steps)
+        is_first = all(
+            (other.num_tokens, is_drawn(other)) != (step.num_tokens, is_drawn(step))
+            for other in self.steps
+        )
         num_guesses = sum(request.num_next_drafts for request in step.requests)
-        seconds = 1.0 + self.row_seconds * step.num_tokens + 0.5 * num_guesses
+        row_seconds = self.row_seconds * (1 + is_drawn(step))
+        seconds = 1.0 + row_seconds * step.num_tokens + 0.5 * num_guesses
         self.clock.now += (10 if is_first else 1) * seconds / 1000
         return super().execute(step)
+
+
+def is_drawn(step: SchedulerOutput) -> bool:
+    (request,) = step.requests
+    return not all(sample.params.is_greedy for sample in request.asked.samples)
 
 
 @pytest.mark.parametrize(("most_rows", "sizes"), [(16, [1, 2, 4, 8, 16]), (6, [1, 2, 4, 6])])
@@ -46,9 +58,14 @@ def test_steps_of_doubled_rows_are_timed_once_they_are_recorded(
     executor = SlowExecutor(0.25)
     costs = measured_row_costs(executor, MODEL, BLOCK_SIZE, most_rows, executor.clock)
     assert costs is not None
-    assert [step.num_tokens for step in executor.steps] == [n for n in sizes for _ in range(3)]
+    assert [(step.num_tokens, is_drawn(step)) for step in executor.steps] == [
+        (size, drawn) for size in sizes for drawn in (False, True) for _ in range(3)
+    ]
     assert [costs.seconds(n) for n in (1, 2, 3, 12)] == pytest.approx(
         [0.00125, 0.0015, 0.00175, 0.004]
+    )
+    assert [costs.seconds(n, is_drawn=True) for n in (1, 2, 3, 12)] == pytest.approx(
+        [0.0015, 0.002, 0.0025, 0.007]
     )
 
 
