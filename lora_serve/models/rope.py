@@ -130,7 +130,13 @@ def read_ropes_by_kind(
     if not settings.get(_NEWER):
         theta = _saying(_THETA, older, settings, _OLDER).number(_THETA, default_theta)
         rope = read_scaling(older, _OLDER, theta, max_positions)
-        return rope, RopeSpec(settings.number(windowed_key, default_windowed_theta))
+        local = settings.number(windowed_key, default_windowed_theta)
+        if windowed_key == _THETA and local != default_windowed_theta:
+            settings.contradict(
+                f"{_THETA} {local} is that of all layers to some versions of transformers, and to "
+                f"others not that of {SLIDING}; say it for both kinds of layers in {_NEWER}"
+            )
+        return rope, RopeSpec(local)
     parameters = settings.part(_NEWER)
     if "rope_type" in parameters or _THETA in parameters:
         settings.refuse(f"{_NEWER} must be given for {FULL} and {SLIDING} apart")

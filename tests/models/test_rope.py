@@ -180,6 +180,12 @@ def test_an_edited_config_gives_the_logits_of_transformers(
         ("gemma3", {"rope_local_base_freq": 7.0}, "rope_local_base_freq is 7.0 beside sliding_at"),
         ("olmo3", {THETA: 7.0}, "rope_theta is 7.0 beside full_attention"),
         (
+            "olmo3",
+            {"rope_parameters": None, THETA: 7.0},
+            "rope_theta 7.0 is that of all layers to some versions of transformers, and to others "
+            "not that of sliding_attention; say it for both kinds of layers in rope_parameters",
+        ),
+        (
             "qwen3",
             {"rope_parameters": BY_KIND},
             "rope_parameters must be one for all layers of this family, not one each for "

@@ -91,23 +91,13 @@ _ARITHMETIC = re.compile(r"attention\..*|rope\..*|expert_.*|.*_scale|.*_softcapp
 # What is read elsewhere than by the tables above, says what tensors do, or changes nothing.
 _HARMLESS = frozenset(
     {
-        "attention.layer_norm_epsilon",
-        "attention.layer_norm_rms_epsilon",
-        "attention.sliding_window_pattern",
-        "attention.value_length",
-        "expert_feed_forward_length",
-        "expert_group_used_count",
-        "expert_shared_feed_forward_length",
-        "expert_used_count",
-        "expert_weights_norm",
-        "rope.dimension_count",
-        "rope.scale_linear",
-        "rope.scaling.factor",
-        "rope.scaling.finetuned",
-        _ORIGINAL_CONTEXT,
-        "rope.scaling.type",
-        "rope.scaling.yarn_beta_fast",
-        "rope.scaling.yarn_beta_slow",
+        *("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"),
+        *("attention.sliding_window_pattern", "attention.value_length"),
+        *("expert_feed_forward_length", "expert_shared_feed_forward_length"),
+        *("expert_group_used_count", "expert_used_count", "expert_weights_norm"),
+        *("rope.dimension_count", "rope.scale_linear"),
+        *("rope.scaling.factor", "rope.scaling.finetuned", "rope.scaling.type", _ORIGINAL_CONTEXT),
+        *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
     }
 )
 # llama.cpp knows by the number of layers which Gemmas take the scale of attention from the hidden
@@ -239,14 +229,7 @@ def _config(header: GgufHeader, architecture: str, family: GgufFamily) -> dict[s
     config["partial_rotary_factor"] = _ratio(rotated, head_size)
     kind = _scaling_kind(header, architecture)
     scaled = stated(_SCALING_KEYS.get(kind, {}))
-    scaling = _rope_scaling(header, architecture, rotated, scaled)
-    if scaling:  # beside it, where Phi-3 has it
-        config[_ORIGINAL] = scaling.get(_ORIGINAL, config["max_position_embeddings"])
-    if (base := config.pop(WINDOWED_BASE, None)) is not None:
-        full = {"rope_theta": config.pop("rope_theta", None), **scaling}
-        config["rope_parameters"] = {FULL: full, SLIDING: {"rope_theta": base}}
-    elif scaling:
-        config["rope_scaling"] = scaling
+    config |= _rope(config, family, _rope_scaling(header, architecture, rotated, scaled))
     if family.has_experts:
         config["mlp_only_layers"] = _layers_without_experts(header, config)
     pattern = header.metadata.get(f"{architecture}.attention.sliding_window_pattern")
@@ -291,6 +274,21 @@ def _dtype(header: GgufHeader, family: GgufFamily) -> str:
         return "float32"
     # Gemma's activations go beyond what float16 can hold.
     return "float16" if types == {"F16"} and not family.is_gemma else "bfloat16"
+
+
+def _rope(
+    config: dict[str, object], family: GgufFamily, scaling: Mapping[str, object]
+) -> dict[str, object]:
+    """What is said of rotary positions; what it replaces is taken out of the config."""
+    original = scaling.get(_ORIGINAL, config["max_position_embeddings"])
+    found = {_ORIGINAL: original} if scaling else {}  # beside it, where Phi-3 has it
+    base = config.pop(WINDOWED_BASE, None)
+    if base is None and WINDOWED_BASE in family.keys and not family.is_gemma:
+        base = config.get("rope_theta")
+    if base is not None:
+        full = {"rope_theta": config.pop("rope_theta", None), **scaling}
+        return found | {"rope_parameters": {FULL: full, SLIDING: {"rope_theta": base}}}
+    return found | ({"rope_scaling": scaling} if scaling else {})
 
 
 def _scaling_factor(header: GgufHeader, architecture: str) -> Value | None:

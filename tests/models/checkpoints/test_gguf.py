@@ -363,6 +363,14 @@ def test_all_keys_of_the_format_that_change_arithmetic_are_heeded_or_refused(
     assert {key for key in others if f"qwen2.{key} of 7 is not" in str(refused.value)} == {*others}
 
 
+def test_olmo_3_has_one_rotary_base_where_the_file_is_silent(tmp_path: Path) -> None:
+    path = save_gguf(tiny("olmo3"), tmp_path / "m.gguf")
+    path.write_bytes(path.read_bytes().replace(b".rope.freq_base_swa", b".none.freq_base_swa"))
+    spec = load_spec(path)
+    assert isinstance(spec, DenseSpec)
+    assert spec.windowed_rope == RopeSpec(spec.rope.theta)
+
+
 def test_metadata_that_changes_nothing_is_no_fault(tmp_path: Path) -> None:
     plain: dict[str, float | bool] = {
         "attention.causal": True,
