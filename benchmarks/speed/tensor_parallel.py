@@ -5,7 +5,9 @@ same steps in turns, so that a neighbour slows both or neither: prompts, decodes
 adapter, at the shape of Qwen2.5-0.5B; `--reduce gather segments all-reduce` has each way of ranks
 take its turn. `--bound` adds shares that are computed side by side and exchange nothing: what comes
 out is wrong, and no exchange can be faster. Memory is that of processes which have loaded a share;
-`--shape 3b --memory-only` asks for that alone, of the shape of Qwen2.5-3B.
+`--memory-only` asks for that alone. `--shape 3B` has the shape of Qwen2.5-3B, and `--made-up` has
+weights that each process makes up while it loads, tensor by tensor, so that nothing large is
+written.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.common.facts import write_facts
-from benchmarks.common.make_checkpoint import QWEN_0_5B, QWEN_3B, ensure_checkpoint
+from benchmarks.common.make_checkpoint import ensure_checkpoint
+from benchmarks.gpu.shapes import SHAPES, write_config
 from benchmarks.speed.shares_apart import SharesApart
 from lora_serve.adapter_checkpoint import AdapterCheckpoint
 from lora_serve.config import (
@@ -35,6 +38,7 @@ from lora_serve.config import (
     ParallelConfig,
     SchedulerConfig,
 )
+from lora_serve.config.model import AUTO, RANDOM_WEIGHTS
 from lora_serve.config.parallel import GATHER
 from lora_serve.engine.core.executor import Executor, make_executor
 from lora_serve.identity import BASE_MODEL
@@ -49,7 +53,6 @@ MOST_REQUESTS = 8
 BLOCKS_OF_REQUEST = PREFILL_TOKENS // BLOCK_SIZE + 1
 DRAWN = SamplingParams(temperature=0.8)  # screening of greedy tokens is a matter of its own
 RANK = 16
-SHAPES = {"0.5b": QWEN_0_5B, "3b": QWEN_3B}
 NOTHING = "nothing is exchanged"
 ONE = "one rank"
 _KIB = 1024
@@ -78,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="and the threads of the other")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--shape", choices=SHAPES, default="0.5b", help="of Qwen2.5")
+    parser.add_argument("--shape", choices=SHAPES, default="0.5B", help="of Qwen2.5")
+    parser.add_argument("--made-up", action="store_true", help="write no weights")
     parser.add_argument("--checkpoint", type=Path, help="where the model is, or is written")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--backend", default="auto")
@@ -88,8 +92,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     parser.add_argument("--load-only", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    place = args.checkpoint or Path(f"/tmp/lora-serve-{args.shape}")
-    model = ensure_checkpoint(place, SHAPES[args.shape])
+    model = args.checkpoint or Path(f"/tmp/lora-serve-{args.shape.lower()}")
+    if args.made_up:
+        model = write_config(args.shape, model.with_name(f"{model.name}-made-up"))
+    else:
+        ensure_checkpoint(model, SHAPES[args.shape])
     if args.load_only is not None:
         _tell_memory(_config(model, args, args.load_only))
         return
@@ -107,7 +114,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _config(model: Path, args: argparse.Namespace, size: int, reduce: str = GATHER) -> EngineConfig:
     return EngineConfig(
         model=ModelConfig(
-            model=str(model), dtype=args.dtype, cpu_threads=args.ranks // size, max_model_len=4096
+            model=str(model),
+            load_format=RANDOM_WEIGHTS if args.made_up else AUTO,
+            dtype=args.dtype,
+            cpu_threads=args.ranks // size,
+            max_model_len=4096,
         ),
         cache=CacheConfig(num_gpu_blocks_override=MOST_REQUESTS * BLOCKS_OF_REQUEST),
         lora=LoRAConfig(enable_lora=True, max_loras=2),
