@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 
-from lora_serve.adapter_checkpoint import AdapterCheckpoint, ModuleBias
+from lora_serve.adapter_checkpoint import (
+    AdapterCheckpoint,
+    LoRAModule,
+    ModuleBias,
+    TokenRows,
+    tensors_of,
+)
 from lora_serve.distributed.link import Link, new_link
 from lora_serve.distributed.shares import RankPlace
 from lora_serve.worker.rank_server import receive_call, send_call
@@ -29,6 +35,17 @@ def test_a_rank_gets_all_that_an_adapter_has(call: AdapterCheckpoint | bytes) ->
     assert not theirs.has_message(0.0)
     for link in (ours, theirs):
         link.close()
+
+
+# What `adapter_share` divides of each part, and what each rank has whole.
+KNOWN_TENSORS = {LoRAModule: {"b", "a"}, TokenRows: {"rows"}, ModuleBias: {"values"}}
+
+
+def test_each_tensor_of_a_part_is_one_that_ranks_know_to_divide() -> None:
+    whole = whole_checkpoint()
+    for part in (*whole.modules, *whole.token_rows, *whole.biases):
+        held = {field.name for field in fields(part) if any(tensors_of(getattr(part, field.name)))}
+        assert held == KNOWN_TENSORS[type(part)], "divide it in lora_serve/worker/rank_shares.py"
 
 
 def test_tensors_that_ranks_cannot_divide_are_refused_by_name() -> None:
