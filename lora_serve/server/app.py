@@ -279,7 +279,7 @@ async def run_server(
             ServerShutdown(engine, drain, connections, config.drain_timeout),
             keys,
         )
-        found = names.num_loaded, names.catalog
+        found = names.loaded, names.catalog
         tell_summary(start_summary(engine.config, config, engine.model_info, *found))
         warn_of_open_server(config)
         if told := keys.describe():

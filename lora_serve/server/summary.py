@@ -23,18 +23,18 @@ def start_summary(
     config: EngineConfig,
     server: ServerConfig,
     engine: EngineReady,
-    num_loaded: int | None,
+    loaded: str,
     catalog: str | None = None,
 ) -> Summary:
     """A text by subject, in the order of a reader's interest.
 
-    num_loaded, catalog: of `AdapterNames`.
+    loaded, catalog: of `AdapterNames`.
     """
     summary = {
         "model": _model(config, engine),
         "runs on": _device(config, engine),
         "KV cache": _kv_cache(config, engine),
-        "adapters": _adapters(config, num_loaded) + (f"; {_NAMES} {catalog}" if catalog else ""),
+        "adapters": _adapters(config, loaded) + (f"; {_NAMES} {catalog}" if catalog else ""),
         "limits": _limits(config),
         "access": _access(config, server),
     }
@@ -132,17 +132,14 @@ def _kv_events(config: EngineConfig) -> str:
     return f"{how} {endpoint}" + (f", replayed at {replayed}" if replayed else "")
 
 
-def _adapters(config: EngineConfig, num_loaded: int | None) -> str:
+def _adapters(config: EngineConfig, loaded: str) -> str:
     lora = config.lora
     if not lora.enable_lora:
         return "none (--enable-lora serves them)"
-    loaded = f"{num_loaded} loaded; " if num_loaded else ""
-    if num_loaded is None:
-        loaded = "not known until the catalog answers; "
     places = ", ".join(lora.lora_resolver)
     return (
-        f"{loaded}{lora.max_loras} in one step, {lora.cpu_lora_limit} in memory, of rank "
-        f"{lora.max_lora_rank} at most"
+        f"{loaded}{'; ' * bool(loaded)}{lora.max_loras} in one step, {lora.cpu_lora_limit} in "
+        f"memory, of rank {lora.max_lora_rank} at most"
         + (f"; others on their first request, from {places}" if places else "")
     )
 

@@ -248,14 +248,28 @@ async def test_a_start_without_the_catalog_says_what_is_served_and_what_will_be(
         one = await fleet.start("one", lora_modules=(f"tenant={path}", f"other={path}"))
         assert opening.STARTS_WITHOUT in caplog.text
         assert "/health and requests for adapters get 503, and the base model" in caplog.text
-        assert fleet.names["one"].num_loaded is None
+        assert fleet.names["one"].loaded == "not known until the catalog answers"
         assert (await one.get("/health")).status_code == 503
         asked = [await said(one, name) for name in ("tenant", "base/model")]
         assert (asked[0], asked[1].isdigit()) == ("503", False)
-    await until(lambda: fleet.names["one"].num_loaded == 2)
+    await until(lambda: fleet.names["one"].loaded == "2 loaded")
     assert (await one.get("/health")).status_code == 200
     assert await said(one, "tenant") == "ALPHA"
     assert f"the catalog at {fleet.catalog} answers, and has 0 adapters" in caplog.text
+
+
+async def test_a_start_counts_what_of_the_catalog_it_has_loaded_so_far(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    path = write_adapter(tmp_path / "a", "ALPHA")
+    one = await fleet.start("one")
+    assert fleet.names["one"].loaded == ""
+    for name in ("x", "y"):
+        await load(one, name, path)
+    write_adapter(tmp_path / "a", "BETA")  # which the next server refuses
+    await fleet.start("two")
+    await until(lambda: len(fleet.names["two"].unable) == 2)
+    assert fleet.names["two"].loaded == "2 in the catalog, of which 0 are loaded so far"
 
 
 async def test_a_start_says_nothing_of_a_catalog_that_answers(
@@ -263,7 +277,7 @@ async def test_a_start_says_nothing_of_a_catalog_that_answers(
 ) -> None:
     modules = (f"tenant={write_adapter(tmp_path / 'a', 'ALPHA')}",)
     await fleet.start("one", lora_modules=modules)
-    assert fleet.names["one"].num_loaded == 1
+    assert fleet.names["one"].loaded == "1 loaded"
     assert opening.STARTS_WITHOUT not in caplog.text
 
 

@@ -53,8 +53,8 @@ class AdapterNames(Protocol):
         """Where names stand, and as whom this server is known there, for people; None without."""
 
     @property
-    def num_loaded(self) -> int | None:
-        """How many adapters a start has loaded; None where the catalog has not told of any yet."""
+    def loaded(self) -> str:
+        """How many adapters a start has loaded, for people; "" for none."""
 
     @property
     def unable(self) -> Collection[str]:

@@ -36,6 +36,8 @@ from lora_serve.server.openai.models import ServedModels
 
 logger = logging.getLogger(__name__)
 
+NOT_KNOWN = "not known until the catalog answers"
+
 _SNAPSHOT = re.compile(r"/snapshots/([0-9a-f]{40})$")  # in the hub's cache
 
 
@@ -61,9 +63,14 @@ class CataloguedNames:
         engine.metrics.watch_catalog(self._figures)
 
     @property
-    def num_loaded(self) -> int | None:
+    def loaded(self) -> str:
         view = self.replica.view
-        return len(view.ready()) if view.is_current else None
+        if not view.is_current:
+            return NOT_KNOWN
+        count, num_loaded = sum(1 for _ in view.records()), len(view.ready())
+        if num_loaded < count:
+            return f"{count} in the catalog, of which {num_loaded} are loaded so far"
+        return f"{count} loaded" if count else ""
 
     @property
     def unable(self) -> Collection[str]:

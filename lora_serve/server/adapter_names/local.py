@@ -28,8 +28,9 @@ class LocalNames:
         self._resolver = AdapterResolver(engine.config.lora, engine.load_lora_adapter)
 
     @property
-    def num_loaded(self) -> int | None:
-        return len(self._engine.config.lora.modules)  # else the engine had not started
+    def loaded(self) -> str:
+        num_loaded = len(self._engine.config.lora.modules)  # else the engine had not started
+        return f"{num_loaded} loaded" if num_loaded else ""
 
     def not_served(self) -> Iterator[NotServed]:
         return iter(())

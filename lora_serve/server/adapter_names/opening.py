@@ -47,7 +47,7 @@ async def opened_names(
             await asyncio.wait([loading], timeout=START_SECONDS)
             if loading.done():
                 loading.result()
-            elif names.num_loaded is None:
+            elif not names.replica.view.is_current:
                 logger.warning(STARTS_WITHOUT)
             yield names
         finally:
