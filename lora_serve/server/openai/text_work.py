@@ -47,7 +47,7 @@ class TextWork:
         return await kind.run(share, num_chars, call)
 
     async def tokenize(self, share: str, num_chars: int, call: Callable[[], Result]) -> Result:
-        """As `run`, of a call whose time the number of characters bounds: a few are done at once.
+        """Do as `run` does, but make few characters, which bound the call's time, at once.
 
         A thread, and what waits for it, come to their turns late where the loop sends others'
         tokens all the time.
