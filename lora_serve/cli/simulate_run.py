@@ -6,7 +6,8 @@ import argparse
 import gc
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,15 +34,27 @@ EXIT_FAILED_REQUESTS = 1
 MOST_REPLICAS, MOST_ADAPTERS = 100_000, 10_000_000  # all of them are kept in memory
 
 
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """A simulation makes no cycles, and the collector would walk over all that it makes."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def run_simulate(args: argparse.Namespace) -> int:
     """Simulate, and print the table. 1 if any request failed, so that scripts notice."""
     if args.cost is None:
         raise ConfigError(
             "--cost FILE is missing; `lora-serve simulate fit --output FILE` measures this machine"
         )
-    gc.disable()  # a simulation makes no cycles, and the collector would walk over all of it
     question = _Question(args, load_costs(args.cost))
-    rows = question.answer()
+    with _no_collector():
+        rows = question.answer()
     report = Report(
         costs=question.costs,
         engine=question.engine,

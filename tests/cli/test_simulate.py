@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,12 @@ def cost(tmp_path: Path) -> str:
 
 def rows(path: Path) -> list[dict[str, object]]:
     return list(msgspec.json.decode(path.read_bytes())["rows"])
+
+
+def test_the_collector_collects_again_after_a_simulation(cost: str) -> None:
+    assert gc.isenabled()
+    assert main(["simulate", "--cost", cost, *SMALL]) == 0
+    assert gc.isenabled()
 
 
 def test_each_combination_is_a_row_of_the_table_and_of_the_json(
