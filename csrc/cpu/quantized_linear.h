@@ -195,8 +195,9 @@ static void multiply_blocks(const QuantizedProduct<Dot>& product, Range rows,
   };
 #ifdef __AMX_BF16__
   if constexpr (kInTiles<Dot> && kVectors == kPair) {
+    if (multiplied_while_decoding<Codes>(product, rows, view, sums)) return;
     const bool has_blocks = rows.end - rows.begin >= kRowsOfBlock;
-    if (has_blocks && has_whole_steps(shape, shape.units() * Codes::kPerUnit)) {
+    if (has_blocks && has_whole_steps(shape, shape.units() * Codes::kPerUnit, kTileWords)) {
       const size_t most = at_once < kMostGroupsOfBlock ? at_once : kMostGroupsOfBlock;
       const size_t whole = rows.begin + (rows.end - rows.begin) / kRowsOfBlock * kRowsOfBlock;
       for (size_t g = 0; g < all; g += most) {
