@@ -5,16 +5,18 @@ shapes operators give, which compilers ask, and modules that are built before th
 read. Who needs them imports them: `import torch._meta_registrations`. And with threads that sleep
 where they have nothing to do: by default they spin for a millisecond after each operator, beside
 the kernels' own threads and the server. Only for processes of our own: a user's program may count
-on both.
+on both. And only for versions of torch that were tried: another may import a name of these rules.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import version
 from types import ModuleType
 
 _RULES = "torch._meta_registrations"
+_TRIED = ("2.11.", "2.12.", "2.13.")
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # either, if the user says how threads wait
 
 
@@ -24,6 +26,8 @@ def import_torch() -> None:
         return
     if not any(name in os.environ for name in _WAITING):
         os.environ[_WAITING[0]] = "PASSIVE"
+    if not version("torch").startswith(_TRIED):
+        return
     sys.modules[_RULES] = ModuleType(_RULES)  # what torch finds instead
     try:
         import torch

@@ -79,3 +79,15 @@ def test_where_torch_is_imported_already_nothing_changes() -> None:
         f"print('{RULES}' in sys.modules, hasattr(torch, '_meta_registrations'))\n"
     )
     assert printed(script) == "True True"
+
+
+def test_another_version_of_torch_is_imported_whole() -> None:
+    script = (
+        "import sys\n"
+        "from lora_serve.worker import lean_torch\n"
+        "lean_torch.version = lambda name: '2.99.0'\n"
+        "lean_torch.import_torch()\n"
+        "import torch\n"
+        f"print('{RULES}' in sys.modules)\n"
+    )
+    assert printed(script) == "True"
