@@ -40,7 +40,8 @@ from tests.fakes import mutant_hashers as hashers
 from tests.fakes import mutant_schedulers as schedulers
 from tests.fakes.oracle_ranks import OracleRank, RankedOracles
 
-FAULTS = (ArithmeticError, AssertionError, LookupError)  # by which a broken engine ends
+# By which a broken engine ends.
+FAULTS = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 IsWrong = Callable[[int], bool]  # whether the answers of a seed's trace are wrong
 
 
@@ -77,7 +78,10 @@ def of_ranks(kind: type[OracleRank]) -> IsWrong:
     def is_wrong(seed: int) -> bool:
         with closing(RankedOracles(seed, (2, 4), kind)) as oracles:
             trace = OracleTrace(seed, executor_class=oracles)
-            return oracles.is_wrong(partial(trace.run, NUM_OPERATIONS))
+            try:
+                return oracles.is_wrong(partial(trace.run, NUM_OPERATIONS))
+            except FAULTS as error:  # which says nothing of answers
+                raise SystemExit(f"{kind.__name__} stumbles in trace {seed}") from error
 
     return is_wrong
 
