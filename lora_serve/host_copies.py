@@ -5,8 +5,12 @@ Where the host is the device nothing is copied. Knows nothing of what the values
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+HostArray = npt.NDArray[np.generic]  # of any dtype
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:

@@ -13,8 +13,7 @@ import torch
 import torch._meta_registrations  # (of `lean_torch`: what is launched on a GPU may ask them)
 from torch import Tensor
 
-from lora_serve.host_copies import to_device
-from lora_serve.worker.device import NumPyArray
+from lora_serve.host_copies import HostArray, to_device
 
 WARM_UP_RUNS = (
     2  # the first compiles kernels and makes cuBLAS's workspace, which cannot be recorded
@@ -54,7 +53,7 @@ class CudaDevice:
     def upload(self, host: Tensor) -> Tensor:
         return to_device(host, self.torch_device)
 
-    def fill(self, target: Tensor, host: NumPyArray) -> None:
+    def fill(self, target: Tensor, host: HostArray) -> None:
         target.copy_(torch.from_numpy(host).pin_memory(), non_blocking=True)
 
     @contextmanager

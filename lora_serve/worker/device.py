@@ -12,15 +12,12 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from lora_serve.errors import ConfigError
+from lora_serve.host_copies import HostArray
 from lora_serve.ops.recorded_steps import RecordedWork
-
-NumPyArray = npt.NDArray[np.generic]
 
 
 class Event(Protocol):
@@ -49,7 +46,7 @@ class Device(Protocol):
     def upload(self, host: Tensor) -> Tensor:
         """The values of a CPU tensor on the device; the caller may drop `host`, not change it."""
 
-    def fill(self, target: Tensor, host: NumPyArray) -> None:
+    def fill(self, target: Tensor, host: HostArray) -> None:
         """Give a device's tensor values of its shape and type, of which `upload`'s rule holds."""
 
     def loading(self) -> AbstractContextManager[None]:
@@ -83,7 +80,7 @@ class CpuDevice:
     def upload(self, host: Tensor) -> Tensor:
         return host
 
-    def fill(self, target: Tensor, host: NumPyArray) -> None:
+    def fill(self, target: Tensor, host: HostArray) -> None:
         target.numpy()[...] = host
 
     def loading(self) -> AbstractContextManager[None]:

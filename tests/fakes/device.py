@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from lora_serve.host_copies import HostArray
 from lora_serve.ops.recorded_steps import RecordedWork
-from lora_serve.worker.device import Event, NumPyArray, Passed, RerunWork
+from lora_serve.worker.device import Event, Passed, RerunWork
 
 
 class RecordingDevice:
@@ -29,7 +30,7 @@ class RecordingDevice:
     def upload(self, host: Tensor) -> Tensor:
         return host.clone()
 
-    def fill(self, target: Tensor, host: NumPyArray) -> None:
+    def fill(self, target: Tensor, host: HostArray) -> None:
         target.copy_(torch.from_numpy(host))
 
     def loading(self) -> AbstractContextManager[None]:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from lora_serve.config import CacheConfig, LoRAConfig, ModelConfig
+from lora_serve.host_copies import HostArray
 from lora_serve.identity import BASE_MODEL, AdapterRef, NoAdapter
 from lora_serve.layers.batch import ForwardBatch
 from lora_serve.models.source import load_spec
@@ -23,7 +24,6 @@ from lora_serve.sampling_params import SamplingParams
 from lora_serve.step import SampleInput, ScheduledRequest, SchedulerOutput
 from lora_serve.worker.batch_builder import BatchBuilder
 from lora_serve.worker.batch_rows import BatchRows, PendingTokens
-from lora_serve.worker.device import NumPyArray
 from lora_serve.worker.step_graphs import GraphBuffers, StepGraph, StepKind
 from lora_serve.worker.worker import Worker
 from tests.fakes.asked import sampling
@@ -146,7 +146,7 @@ class LateDevice(RecordingDevice):
         self._asked: deque[Callable[[], object]] = deque()
         self.outputs: list[Tensor] = []
 
-    def fill(self, target: Tensor, host: NumPyArray) -> None:
+    def fill(self, target: Tensor, host: HostArray) -> None:
         self._asked.append(lambda: target.copy_(torch.from_numpy(host)))
 
     def record(self, run: Callable[[], Tensor]) -> RecordedWork:
