@@ -318,4 +318,10 @@ class RanksLate(msgspec.Struct, frozen=True, tag=True):
     ranks: tuple[int, ...]
 
 
-EngineReply = StepOutputs | CallReply | RanksLate | EngineReady
+class EngineEnds(msgspec.Struct, frozen=True, tag=True):
+    """Why a ready engine ends now, where it knows; the last that it says."""
+
+    reason: str
+
+
+EngineReply = StepOutputs | CallReply | RanksLate | EngineReady | EngineEnds

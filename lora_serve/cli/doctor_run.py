@@ -13,6 +13,7 @@ from lora_serve import __version__
 from lora_serve.cli.doctor_finding import Finding, Level
 from lora_serve.cli.doctor_machine import machine_findings
 from lora_serve.cli.doctor_software import software_findings
+from lora_serve.errors import ConfigError
 
 EXIT_CANNOT_START = 1
 WIDTH, TITLE_WIDTH = 100, 14
@@ -23,8 +24,10 @@ PLAIN = "\x1b[0m"
 
 def run_doctor(args: argparse.Namespace) -> int:
     """Show all findings; 1 if a server could not start."""
-    findings = [*machine_findings(), *software_findings()]
     num_ranks = args.tensor_parallel_size
+    if num_ranks < 1:
+        raise ConfigError(f"--tensor-parallel-size {num_ranks} must be at least 1")
+    findings = [*machine_findings(), *software_findings()]
     if num_ranks > 1:
         from lora_serve.cli.doctor_ranks import place_findings  # imports torch
 

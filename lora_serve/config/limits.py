@@ -40,7 +40,8 @@ class LimitsConfig:
     )
     step_timeout: float = setting(
         "Seconds without a finished step, while requests wait, after which /health fails and an "
-        "engine that does not reply at all is killed and restarted; 0 for never.",
+        "engine that does not reply at all is killed and restarted. Ranks wait as long for each "
+        "other. 0 for never.",
         120.0,
     )
 

@@ -142,3 +142,8 @@ def test_every_extra_that_a_user_may_want_is_looked_for() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     for_users = set(project["optional-dependencies"]) - {"test", "docs", "deploy", "dev"}
     assert {extra for extra, _ in doctor_software.EXTRAS.values()} == for_users
+
+
+def test_no_server_has_fewer_ranks_than_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "-tp", "0"]) == 2
+    assert "--tensor-parallel-size 0 must be at least 1" in capsys.readouterr().err

@@ -13,6 +13,7 @@ import os
 import queue
 import signal
 import threading
+import time
 from multiprocessing import connection
 
 import zmq
@@ -31,6 +32,8 @@ from lora_serve.observability.lost_threads import exit_with_any_thread
 
 logger = logging.getLogger(__name__)
 
+_EXIT_STATUS_SECONDS = 0.5
+
 Inbox = queue.SimpleQueue[EngineMessage | None]  # None: look again, a load or fetch has ended
 
 
@@ -46,6 +49,7 @@ def run_engine(config: EngineConfig, message_address: str, reply_address: str) -
     try:
         _serve(config, message_address, reply_address, news)
     except RankLostError as error:
+        time.sleep(_EXIT_STATUS_SECONDS)  # who waits for a rank that has ended knows how it did
         news.lost(error)
     except BaseException as error:  # else multiprocessing prints it past the log
         logger.critical("the engine ends by an error that it did not expect", exc_info=error)

@@ -1,7 +1,7 @@
 """What the threads that watch ranks tell the API process, and the log, of late and lost ones.
 
-An engine that has lost a rank is a dead engine. That is told once: as the reason why there will be
-none, or, of one that was ready, in the log.
+An engine that has lost a rank is a dead engine. The API process is told why, and of an engine that
+was ready the log, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import zmq
 
 from lora_serve.engine import wire
 from lora_serve.errors import RankLostError
-from lora_serve.messages import EngineReady, EngineReply, RanksLate
+from lora_serve.messages import EngineEnds, EngineReady, EngineReply, RanksLate
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class RankNews:
         if self._is_ready:
             logger.critical("the engine ends: %s", error)
             logging.shutdown()  # wait for that line
+            self._send(EngineEnds(str(error)))
         else:
             self._send(EngineReady(error=wire.error_info(error)))
         os._exit(EXIT_CODE_OF_LOST_RANK)

@@ -17,7 +17,14 @@ from lora_serve.engine.frontend.engine_process import EngineProcess
 from lora_serve.engine.frontend.message_reader import MessageReader
 from lora_serve.engine.frontend.socket_directory import SocketDirectory
 from lora_serve.errors import EngineDeadError
-from lora_serve.messages import EngineMessage, EngineReady, EngineReply, RanksLate, Shutdown
+from lora_serve.messages import (
+    EngineEnds,
+    EngineMessage,
+    EngineReady,
+    EngineReply,
+    RanksLate,
+    Shutdown,
+)
 
 SHUTDOWN_SECONDS = 10.0
 EXIT_SECONDS = 1.0  # between the end of a process and the news of how it ended
@@ -48,6 +55,7 @@ class EngineClient:
         self._process = process or EngineProcess()
         self._is_ready = False
         self._late_ranks: tuple[int, ...] = ()
+        self._reason = ""  # why it ends, where it has said so
         self._has_died = False
 
     @property
@@ -103,8 +111,11 @@ class EngineClient:
 
     async def receive(self) -> EngineReply:
         """The next reply. Raises EngineDeadError once the process is gone."""
-        while isinstance(reply := await self._next_reply(), RanksLate):
-            self._late_ranks = reply.ranks
+        while isinstance(reply := await self._next_reply(), RanksLate | EngineEnds):
+            if isinstance(reply, EngineEnds):
+                self._reason = reply.reason
+            else:
+                self._late_ranks = reply.ranks
         return reply
 
     async def _next_reply(self) -> EngineReply:
@@ -136,6 +147,8 @@ class EngineClient:
 
     def _story(self) -> str:
         """How the process ended, in a sentence."""
+        if self._reason:
+            return f"the engine has ended: {self._reason}"
         code = self._process.exit_code
         if code is not None and code < 0:
             how = f"was ended by signal {-code} ({signal.strsignal(-code)})"

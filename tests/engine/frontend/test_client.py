@@ -18,8 +18,8 @@ from lora_serve.engine.frontend import client as client_module
 from lora_serve.engine.frontend import engine_process as process_module
 from lora_serve.engine.frontend.client import EngineClient, likely_cause
 from lora_serve.engine.settings import engine_config
-from lora_serve.errors import EngineDeadError, LoraServeError
-from lora_serve.messages import Shutdown
+from lora_serve.errors import EngineDeadError, LoraServeError, RankLostError
+from lora_serve.messages import EngineReady, Shutdown
 
 
 async def test_a_closed_client_leaves_no_descriptor_open(tmp_path: Path) -> None:
@@ -146,6 +146,28 @@ async def test_ranks_that_others_wait_for_are_named_when_the_engine_is_late(
         try:
             with pytest.raises(EngineDeadError, match=told):
                 await client.start(config)
+        finally:
+            await client.close()
+
+
+async def test_an_engine_that_says_why_it_ends_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+
+    def say(_: EngineConfig, __: str, reply_address: str) -> None:
+        news = RankNews(reply_address)
+        news._send(EngineReady())
+        news.note_ready()
+        news.lost(RankLostError("rank 1 hangs"))
+        there.close()
+
+    here, there = socket.socketpair()
+    with here, there:
+        process = Mock(pid=1, sentinel=here.fileno(), run=say, exit_code=71)
+        client = EngineClient(process=process)
+        try:
+            await client.start(engine_config(model="m", tensor_parallel_size=2))
+            with pytest.raises(EngineDeadError, match="the engine has ended: rank 1 hangs"):
+                await client.receive()
         finally:
             await client.close()
 
