@@ -12,7 +12,7 @@ from lora_serve.cli.doctor_finding import Finding, Level
 from lora_serve.cli.doctor_machine import available_bytes
 from lora_serve.cli.doctor_ranks import share_findings
 from lora_serve.cli.hub import prepare_hub
-from lora_serve.config import CacheConfig
+from lora_serve.config import CacheConfig, SchedulerConfig
 from lora_serve.config.model import AUTO, SMOLLM2
 from lora_serve.demo.smollm2 import DTYPE, named_model
 from lora_serve.errors import ConfigError
@@ -21,7 +21,7 @@ from lora_serve.models.checkpoints.choose import format_of
 from lora_serve.models.choices import dtype_name
 from lora_serve.models.source import load_spec, model_path
 from lora_serve.observability.sizes import shown_bytes, shown_count
-from lora_serve.worker.memory import CPU_DEFAULT_BYTES
+from lora_serve.worker.memory import cpu_room
 
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LENGTHS = (1024, 4096, 16_384, 65_536)
@@ -68,8 +68,9 @@ def _weights(model: str, spec: ModelSpec, dtype: str) -> Iterator[Finding]:
 def _kv(spec: ModelSpec, value_bytes: int) -> Iterator[Finding]:
     weights = num_parameters(spec) * value_bytes
     free = max(0, available_bytes() - weights - RESERVED_BYTES)
-    room = min(int(free * CacheConfig().gpu_memory_utilization), CPU_DEFAULT_BYTES)
     longest = spec.max_positions
+    most_needed = SchedulerConfig().max_num_seqs * kv_bytes(spec, value_bytes, longest)
+    room = cpu_room(free, CacheConfig().gpu_memory_utilization, most_needed).num_bytes
     lengths = [length for length in (*LENGTHS, longest) if length <= longest]
     fits = [
         f"{room // kv_bytes(spec, value_bytes, length):,} of {length:,} tokens"

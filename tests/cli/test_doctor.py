@@ -84,7 +84,10 @@ def test_a_model_that_fits_is_told_with_its_room(
     assert main(["doctor", str(model_path), "--json"]) == 0
     found = {each["subject"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
     assert "Qwen2ForCausalLM" in found["model"]["told"]
+    longest = json.loads((model_path / "config.json").read_bytes())["max_position_embeddings"]
     assert " a token: room for " in found["KV cache"]["told"]
+    most = f"128 of {longest:,} tokens"  # as many as --max-num-seqs, however much memory is free
+    assert most in found["KV cache"]["told"]
 
 
 def test_smollm2_is_told_by_its_name_and_in_the_type_that_it_is_served_in(
