@@ -30,10 +30,7 @@ class AwaitedMasks:
         if request.status is RequestStatus.AWAITING_MASK:
             self.num_waiting -= 1
             request.status = RequestStatus.WAITING
-            if request.num_preemptions:
-                self._queue.push(request)
-            else:
-                self._queue.add(request)
+            self._queue.push(request)
 
     def forget(self, request: Request) -> None:
         """Stop counting a request that ends, if it is waiting."""

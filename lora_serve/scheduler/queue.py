@@ -188,14 +188,8 @@ class WaitingQueue:
         """The adapters that requests wait for."""
         return list(self._groups)
 
-    def add(self, request: Request) -> None:
-        """Queue a request that has just arrived."""
-        if self._shares is not None:
-            self._shares.arrive(request.share)
-        self._enqueue(request)
-
     def push(self, request: Request) -> None:
-        """Queue a WAITING request that was here before; it goes back to its old place."""
+        """Queue a WAITING request; one that was here before goes back to its old place."""
         if self._shares is not None:
             self._shares.wait(request.share)
         self._enqueue(request)
@@ -218,6 +212,8 @@ class WaitingQueue:
         is_of_base = request.namespace.adapter is BASE_MODEL
         if without_slot is not None and not is_of_base and self._precedes(without_slot, request):
             without_slot.num_overtaken += 1
+        if self._shares is not None and not self._resumes(request):
+            self._shares.take_turn(request.share)
         self.pop(request)
 
     def note_gone(self, request: Request) -> None:
@@ -283,9 +279,13 @@ class WaitingQueue:
         priority, arrival = request.sort_key
         if self._shares is None:
             return priority, 0.0, arrival
-        if request.num_preemptions and not request.gave_way:
+        if self._resumes(request):
             return priority, RESUMED, arrival
         return priority, self._shares.served(request.share), arrival
+
+    def _resumes(self, request: Request) -> bool:
+        """Whether it goes first, because it was preempted for want of blocks."""
+        return request.num_preemptions > 0 and not request.gave_way
 
     def _precedes(self, one: Request, other: Request) -> bool:
         return self._precedence(one) < self._precedence(other)

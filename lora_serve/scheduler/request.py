@@ -52,6 +52,8 @@ class Request:
     token_ids: prompt, then output; 0 where a prompt embedding stands.
     num_computed_tokens: tokens whose KV finished steps have written, or found.
     num_scheduled_tokens: these, and those that steps in flight compute, drafts included.
+    num_computed_in_all: tokens that finished steps have computed for it, those that it lost when it
+        was preempted among them.
     num_pending_tokens: drawn by steps in flight, and not known yet. A step that verifies drafts
         counts as one, since nothing is scheduled behind it.
     step_index: its place in the last step that it had a part in.
@@ -106,6 +108,7 @@ class Request:
     hidden_rows: bytes = b""
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
+    num_computed_in_all: int = 0
     num_scheduled_tokens: int = 0
     num_pending_tokens: int = 0
     step_index: int = 0
@@ -152,6 +155,15 @@ class Request:
     def has_begun(self) -> bool:
         """Whether it runs, or ran before it was preempted."""
         return self.status is RequestStatus.RUNNING or self.num_preemptions > 0
+
+    @property
+    def may_give_way(self) -> bool:
+        """Whether it has got far enough to begin again for another share's sake.
+
+        At most twice as many tokens as it has now were computed for it, and it may have to compute
+        all once more. So giving way never costs more than three times the tokens that it ends with.
+        """
+        return self.num_computed_in_all <= 2 * self.num_computed_tokens
 
     def _prompt_tokens(self) -> list[int]:
         """The prompt's tokens, without those that stand for rows."""

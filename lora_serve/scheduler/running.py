@@ -40,17 +40,18 @@ class RunningRequests:
     ) -> Request | None:
         """The request that gives way to `waiting`, whose share has none of the places.
 
-        It is the youngest of its share, which has more places than one, and more than any other
-        share whose youngest `waiting` goes before. None if there is no such request.
+        It is the youngest of its share that may, and not the oldest. The share has more places than
+        any other of which `waiting` goes before such a request. None if there is no such request.
         """
         if waiting.share in self._num_of_share:
             return None
-        youngest = {request.share: request for request in self.in_order}
-        victims = (
-            request
-            for share, request in youngest.items()
-            if self._num_of_share[share] > 1 and goes_before(waiting, request)
-        )
+        oldest = {request.share: request for request in reversed(self.in_order)}
+        youngest = {
+            request.share: request
+            for request in self.in_order
+            if request.may_give_way and request is not oldest[request.share]
+        }
+        victims = (request for request in youngest.values() if goes_before(waiting, request))
         return max(victims, key=lambda r: self._num_of_share[r.share], default=None)
 
     def check_invariants(self) -> None:

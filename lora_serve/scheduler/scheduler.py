@@ -123,7 +123,7 @@ class Scheduler:
         if request.has_grammar:
             self._masks.wait(request)
         else:
-            self._queue.add(request)
+            self._queue.push(request)
 
     def abort(self, request_id: str) -> Request | None:
         """Forget a request at once, its blocks included; None if it is not (or no longer) here."""
@@ -419,7 +419,9 @@ class Scheduler:
     ) -> RequestProgress:
         masked = request.masked_drafts  # those of its drafts, if it has a grammar
         progress = progress_of(request, chunk, result)
-        self.totals.num_computed_tokens += len(chunk.token_ids) - progress.num_rejected_drafts
+        num_computed = len(chunk.token_ids) - progress.num_rejected_drafts
+        request.num_computed_in_all += num_computed
+        self.totals.num_computed_tokens += num_computed
         num_new = len(progress.new_token_ids)
         self.totals.num_generated_tokens += num_new
         if self._drafting is not None:

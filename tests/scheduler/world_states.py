@@ -40,7 +40,7 @@ def everything(world: World) -> Hashable:
             *(r.request_id, r.sort_key, r.status, r.num_computed_tokens, tuple(r.token_ids)),
             *(_tables(r), r.num_committed_blocks, r.offers_blocks),
             *(r.num_preemptions, r.gave_way, r.num_overtaken, r.step_index),
-            *(r.num_scheduled_tokens, r.num_pending_tokens),
+            *(r.num_scheduled_tokens, r.num_pending_tokens, r.num_computed_in_all),
         )
         for r in world.requests
     )
@@ -121,6 +121,7 @@ def _essence_of_request(world: World, request: Request, blocks: dict[int, int]) 
         request.offers_blocks,
         request.num_preemptions > 0,
         request.gave_way,
+        request.num_computed_in_all if world.scheduler._is_fair else 0,
         request.num_overtaken,
     )
 

@@ -13,9 +13,14 @@ from lora_serve.scheduler.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Who had the places before a step: how often each had been preempted; and shares' counts."""
+    """Who had the places before a step, and shares' counts.
+
+    num_preemptions: how often each of them had been preempted. num_lost: how many tokens had been
+    computed for it, less those that it had.
+    """
 
     num_preemptions: dict[Request, int]
+    num_lost: dict[Request, int]
     served: dict[str, float]
 
 
@@ -39,8 +44,10 @@ class PlaceWatch:
         """What is to be remembered of the moment before a step."""
         self._gave_way = self.gave_way(scheduler)
         shares, requests = scheduler._queue._shares, scheduler._requests.values()
+        running = scheduler._running
         return Places(
-            {request: request.num_preemptions for request in scheduler._running},
+            {request: request.num_preemptions for request in running},
+            {r: r.num_computed_in_all - r.num_computed_tokens for r in running},
             {} if shares is None else {r.share: shares.served(r.share) for r in requests},
         )
 
@@ -56,6 +63,9 @@ class PlaceWatch:
         is_free = not had_places <= running.union(gave_way)
         for request in gave_way:
             self._check_that_it_was_due(scheduler, before, request)
+            num_had = request.num_computed_in_all - before.num_lost[request]
+            too_early = before.num_lost[request] > num_had
+            assert not too_early, f"{request.request_id} gave way again, and has got no further"
             has_again = request.request_id in self._gave_way and not is_free
             assert not has_again, f"{request.request_id} gave way again, and no place fell free"
         names = frozenset(request.request_id for request in gave_way)
@@ -65,10 +75,9 @@ class PlaceWatch:
 
     def _check_that_it_was_due(self, scheduler: Scheduler, before: Places, gave: Request) -> None:
         """Assert that its place went to a share without one, which had no more than its own."""
-        shares = scheduler._queue._shares
-        assert shares is not None, f"{gave.request_id} gave way, and no shares are fair"
+        assert before.served, f"{gave.request_id} gave way, and no shares are fair"
         had = {r.share for r in before.num_preemptions if r.status is not RequestStatus.FINISHED}
-        count = gave.sort_key[0], shares.served(gave.share)  # grew since, if anything
+        count = gave.sort_key[0], before.served[gave.share]
         assert any(
             request.share not in had and (request.sort_key[0], _count(request, before)) <= count
             for request in scheduler.admitted
