@@ -1,11 +1,13 @@
 """Changes of the catalog that are asked for on this replica, and who there is to follow them.
 
 A change is planned on the record that the store has, and written if it still has that; else it is
-planned anew. What becomes of it on replicas is `replica.py`'s.
+planned anew, some times. What becomes of it on replicas is `replica.py`'s.
 """
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -20,6 +22,9 @@ from lora_serve.errors import (
     InvalidRequestError,
     NotFoundError,
 )
+
+MAX_TRIES = 20  # of one change, each after another one of the same name
+MAX_PAUSE_SECONDS = 0.5
 
 
 class CatalogChanges:
@@ -42,25 +47,35 @@ class CatalogChanges:
             CatalogUnavailableError: nothing was changed.
             ChangeUnknownError: whether it was is not known.
         """
-        while True:
-            self._check_ready()
-            try:
-                current: Record | None = await self._ask(self._store.get, name)
-            except CatalogUnavailableError as error:
-                raise CatalogUnavailableError(f"{error}; nothing was changed anywhere") from error
-            planned = plan(current)
-            expected = 0 if current is None else current.serial
-            try:
-                written: Record | None = await self._ask(self._store.put, planned, expected)
-            except CatalogRefusedError as error:
-                raise CatalogUnavailableError(f"{error}; nothing was changed anywhere") from error
-            except CatalogUnavailableError as error:
-                raise ChangeUnknownError(
-                    f"{error}; whether '{name}' was changed is not known: /v1/models tells when "
-                    "the catalog answers"
-                ) from error
-            if written is not None:
+        for number in range(MAX_TRIES):
+            if (written := await self._try(name, plan)) is not None:
                 return written
+            await asyncio.sleep(random.uniform(0, min(MAX_PAUSE_SECONDS, 0.001 * 2**number)))
+        raise CatalogUnavailableError(
+            f"the catalog has refused {MAX_TRIES} tries to change '{name}', each time as if "
+            "another change of it had come first; nothing was changed anywhere; see what else "
+            "changes this name, or writes to the catalog, and try again"
+        )
+
+    async def _try(self, name: str, plan: Plan) -> Record | None:
+        """Plan and write once; returns what is written, None if another change came first."""
+        self._check_ready()
+        try:
+            current: Record | None = await self._ask(self._store.get, name)
+        except CatalogUnavailableError as error:
+            raise CatalogUnavailableError(f"{error}; nothing was changed anywhere") from error
+        planned = plan(current)
+        expected = 0 if current is None else current.serial
+        try:
+            written: Record | None = await self._ask(self._store.put, planned, expected)
+        except CatalogRefusedError as error:
+            raise CatalogUnavailableError(f"{error}; nothing was changed anywhere") from error
+        except CatalogUnavailableError as error:
+            raise ChangeUnknownError(
+                f"{error}; whether '{name}' was changed is not known: /v1/models tells when "
+                "the catalog answers"
+            ) from error
+        return written
 
     async def standings(self) -> Sequence[Standing]:
         """All replicas, as they have told last. Raises CatalogUnavailableError."""

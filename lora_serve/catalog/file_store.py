@@ -29,6 +29,7 @@ from lora_serve.catalog.records import (
     MAX_UNLOADED,
     Change,
     Member,
+    Number,
     Record,
     Report,
     Snapshot,
@@ -280,7 +281,7 @@ _IDENTITY = {"application_id": APPLICATION_ID, "user_version": SCHEMA_VERSION}
 
 
 def _serial(rows: sqlite3.Connection) -> int:
-    return int(rows.execute("SELECT serial FROM meta").fetchone()[0])
+    return msgspec.convert(rows.execute("SELECT serial FROM meta").fetchone()[0], Number)
 
 
 def _record(rows: sqlite3.Connection, name: str) -> Record | None:
@@ -289,7 +290,8 @@ def _record(rows: sqlite3.Connection, name: str) -> Record | None:
 
 
 def _first_generation(rows: sqlite3.Connection) -> int:
-    return int(rows.execute("SELECT coalesce(max(generation), 0) FROM forgotten").fetchone()[0])
+    found = rows.execute("SELECT coalesce(max(generation), 0) FROM forgotten").fetchone()
+    return msgspec.convert(found[0], Number)
 
 
 def _keep(rows: sqlite3.Connection, record: Record) -> None:

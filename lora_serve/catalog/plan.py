@@ -10,8 +10,13 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from lora_serve.catalog.records import Record
-from lora_serve.errors import AdapterExistsError, AdapterNotFoundError, LoraServeError
+from lora_serve.catalog.records import MAX_NUMBER, Record
+from lora_serve.errors import (
+    AdapterExistsError,
+    AdapterNotFoundError,
+    CatalogUnavailableError,
+    LoraServeError,
+)
 
 # What becomes of the record that a name has now. Raises what the caller is to be told.
 Plan = Callable[[Record | None], Record]
@@ -83,10 +88,19 @@ def unloading(wish: Record) -> Plan:
 
 
 def resetting(wish: Record) -> Plan:
-    """Raise the generation, of the same bytes. Raises AdapterNotFoundError without any."""
+    """Raise the generation, of the same bytes.
+
+    Raises AdapterNotFoundError without any, CatalogUnavailableError if it is the last there is.
+    """
 
     def plan(current: Record | None) -> Record:
         known = _required(current, wish.name)
+        if known.generation + 1 >= MAX_NUMBER:  # which no number of resets comes to
+            raise CatalogUnavailableError(
+                f"the catalog's generation of '{wish.name}' is {known.generation}, the last there "
+                "is; another program has written it: stop the catalog's servers, delete its file "
+                "or keys, and start them again; nothing was changed"
+            )
         return replace(
             known,
             generation=known.generation + 1,

@@ -1,7 +1,8 @@
 """What a catalog holds: what each name stands for, which replicas there are, what each has done.
 
 Every change has a serial, which the store gives: the order of changes is the order of serials, and
-no clock has a say in it.
+no clock has a say in it. Serials and generations from elsewhere are refused beyond MAX_NUMBER: what
+a replica once believes it writes back to a store that lost it.
 
 A name that was unloaded leaves a record where something hangs on it: its generation, below which
 its KV must not be trusted, or a server's --lora-modules, which must not load it again. Of these
@@ -10,9 +11,14 @@ MAX_UNLOADED are kept.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 MAX_UNLOADED = 4096
+MAX_NUMBER = 2**53  # below it, Redis's scripts count exactly
+
+Number = Annotated[int, msgspec.Meta(ge=0, lt=MAX_NUMBER)]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,10 +31,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    serial: int = 0
+    serial: Number = 0
     digest: str = ""
     source: str = ""
-    generation: int = 0
+    generation: Number = 0
     pinned: bool = False
     is_module: bool = False
     by: str = ""
@@ -71,8 +77,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     previous: the serial of the change before it. Who has seen another one last has missed some.
     """
 
-    serial: int
-    previous: int
+    serial: Number
+    previous: Number
     record: Record | None = None
     joined: Member | None = None
     left: str | None = None
@@ -84,8 +90,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     first_generation: with which such a name begins, no lower than any that was forgotten.
     """
 
-    serial: int = 0
-    first_generation: int = 0
+    serial: Number = 0
+    first_generation: Number = 0
     records: tuple[Record, ...] = ()
     members: tuple[Member, ...] = ()
 

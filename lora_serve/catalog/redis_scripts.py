@@ -8,20 +8,36 @@ script but WANTS and RESTORE refuses where the server's own run is another. Seri
 new run, above all that a replica has seen: none that was lost is given again.
 """
 
-from lora_serve.catalog.records import MAX_UNLOADED
+from lora_serve.catalog.records import MAX_NUMBER, MAX_UNLOADED
 
 ANEW = "started-anew"
 SERIAL_LEAP = 2**20  # a run has fewer changes that could be lost; 2**53 / 2**20 runs are possible
+MAX_SERIAL = MAX_NUMBER - 4 * SERIAL_LEAP  # in the server, so that none leaps beyond MAX_NUMBER
 MAX_CHANGES = 4096
 MAX_REPORTS = 16
+
+NO_NUMBER = (
+    "among its serials and generations, which are whole numbers below 2^53: another program has "
+    "written to it; delete its keys, and servers restore it"
+)
 
 _HEAD = """
 local meta, names, changes, replicas, heard, reports, unloaded =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
 local agreed = redis.call('HGET', meta, 'run')
-local serial = tonumber(redis.call('HGET', meta, 'serial') or '0')
 local function written(number) return string.format('%.0f', number) end
+local function number(value)
+  local found = tonumber(value)
+  return found and found >= 0 and found < MAX_NUMBER and found % 1 == 0 and found or nil
+end
+local function told(field) return redis.call('HGET', meta, field) or '0' end
+local serial, first_generation = number(told('serial')), number(told('first_generation'))
+if not serial or serial >= MAX_SERIAL or not first_generation then
+  return redis.error_reply('ERR ' .. string.sub(told('serial'), 1, 20) .. ' and '
+    .. string.sub(told('first_generation'), 1, 20) .. ' NO_NUMBER')
+end
+local function serial_of(text) return tonumber(string.match(text, '^%d+') or '0') end
 local function now()
   local time = redis.call('TIME')
   return tonumber(time[1]) + tonumber(time[2]) / 1e6
@@ -33,9 +49,6 @@ local function append(kind, body, by)
   redis.call('XADD', changes, 'MAXLEN', '~', MAX_CHANGES, written(serial) .. '-0',
     'previous', written(last), 'kind', kind, 'body', body)
 end
-local function first_generation()
-  return tonumber(redis.call('HGET', meta, 'first_generation') or '0')
-end
 local function count_report()
   local number = redis.call('HINCRBY', meta, 'reports', 1)
   redis.call('XADD', reports, 'MAXLEN', MAX_REPORTS, number .. '-0', 'n', '')
@@ -46,27 +59,39 @@ if agreed ~= run or ARGV[#ARGV] ~= run then return redis.error_reply('{ANEW}') e
 """
 
 
+_CONSTANTS = {
+    "MAX_CHANGES": MAX_CHANGES,
+    "MAX_NUMBER": MAX_NUMBER,
+    "MAX_REPORTS": MAX_REPORTS,
+    "MAX_SERIAL": MAX_SERIAL,
+    "MAX_UNLOADED": MAX_UNLOADED,
+    "LEAP": SERIAL_LEAP,
+    "NO_NUMBER": NO_NUMBER,
+}
+
+
 def _script(body: str, *, guarded: bool = True) -> str:
     text = _HEAD + (_GUARD if guarded else "") + body
-    text = text.replace("MAX_CHANGES", str(MAX_CHANGES)).replace("LEAP", str(SERIAL_LEAP))
-    text = text.replace("MAX_UNLOADED", str(MAX_UNLOADED))
-    return text.replace("MAX_REPORTS", str(MAX_REPORTS))
+    for name, value in _CONSTANTS.items():
+        text = text.replace(name, str(value))
+    return text
 
 
 # All scripts with a guard take the run in which their caller has agreed as their last argument.
 CHECK = _script("return 1")
 
 # ARGV: name. Returns its record, and the generation with which a name without one begins.
-GET = _script("return {redis.call('HGET', names, ARGV[1]), written(first_generation())}")
+GET = _script("return {redis.call('HGET', names, ARGV[1]), written(first_generation)}")
 
 # ARGV: name, expected serial, record without its serial, whether it was unloaded, its generation if
 # that is all for which it would be kept then, else nothing.
 PUT = _script("""
 local current = redis.call('HGET', names, ARGV[1])
-if (current and string.match(current, '^%d+') or '0') ~= ARGV[2] then return false end
+if serial_of(current or '') ~= tonumber(ARGV[2]) then return false end
 append('record', ARGV[3])
+redis.call('HSET', meta, 'changed', '1')
 redis.call('ZREM', unloaded, ARGV[1])
-if ARGV[4] == '1' and ARGV[5] ~= '' and tonumber(ARGV[5]) <= first_generation() then
+if ARGV[4] == '1' and ARGV[5] ~= '' and tonumber(ARGV[5]) <= first_generation then
   redis.call('HDEL', names, ARGV[1])
 else
   redis.call('HSET', names, ARGV[1], written(serial) .. ' ' .. ARGV[3])
@@ -76,21 +101,21 @@ if redis.call('ZCARD', unloaded) > MAX_UNLOADED then
   local name, since = unpack(redis.call('ZPOPMIN', unloaded))
   local record = redis.call('HGET', names, name) or ''
   -- else an earlier release has changed it since
-  if string.match(record, '^%d+') == written(tonumber(since)) then
+  if serial_of(record) == tonumber(since) then
     redis.call('HDEL', names, name)
-    local generation = cjson.decode(string.match(record, '^%d+ (.*)$'))['generation']
-    if generation > first_generation() then
+    local is_json, found = pcall(cjson.decode, string.match(record, '^%d+ (.*)$'))
+    local generation = is_json and type(found) == 'table' and number(found['generation']) or 0
+    if generation > first_generation then
       redis.call('HSET', meta, 'first_generation', written(generation))
     end
   end
 end
-redis.call('HSET', meta, 'changed', '1')
 return written(serial)
 """)
 
 SNAPSHOT = _script("""
 return {written(serial), redis.call('HVALS', names), redis.call('HVALS', replicas),
-  written(first_generation())}
+  written(first_generation)}
 """)
 
 # ARGV: id, member.
@@ -153,7 +178,11 @@ RESTORE = _script(
     """
 local known, generation = tonumber(ARGV[1]), tonumber(ARGV[2])
 local num_names, num_members = tonumber(ARGV[3]), tonumber(ARGV[4])
-if generation > first_generation() then
+if known >= MAX_SERIAL - 2 * LEAP then
+  return redis.error_reply('ERR a server has been told of the serial ' .. ARGV[1] ..
+    ', beyond which there are none: another program had written to it; start all servers anew')
+end
+if generation > first_generation then
   redis.call('HSET', meta, 'first_generation', written(generation))
 end
 if agreed ~= run then

@@ -24,7 +24,15 @@ import msgspec
 import redis
 
 from lora_serve.catalog import redis_scripts as scripts
-from lora_serve.catalog.records import Change, Member, Record, Report, Snapshot, Standing
+from lora_serve.catalog.records import (
+    MAX_NUMBER,
+    Change,
+    Member,
+    Record,
+    Report,
+    Snapshot,
+    Standing,
+)
 from lora_serve.errors import CatalogRefusedError, CatalogUnavailableError
 from lora_serve.redis_client import open_redis, reason_of
 
@@ -71,8 +79,8 @@ class RedisStore:
             found = sorted((_record(text) for text in records), key=lambda record: record.serial)
             members = sorted((_entry(text)[0] for text in replicas), key=lambda m: m.replica_id)
             return Snapshot(
-                serial=int(serial),
-                first_generation=int(first_generation),
+                serial=_number(serial),
+                first_generation=_number(first_generation),
                 records=tuple(found),
                 members=tuple(members),
             )
@@ -88,9 +96,9 @@ class RedisStore:
 
     def get(self, name: str) -> Record | None:
         with self._errors():
-            text, first = self._run(scripts.GET, name)
-            if text is None and int(first):
-                return Record(name=name, generation=int(first))
+            text, told = self._run(scripts.GET, name)
+            if text is None and (first := _number(told)):
+                return Record(name=name, generation=first)
             return None if text is None else _record(text)
 
     def put(self, record: Record, expected: int) -> Record | None:
@@ -100,7 +108,9 @@ class RedisStore:
             serial = self._run(
                 scripts.PUT, record.name, expected, body, int(record.is_unloaded), generation
             )
-            return None if serial is None else msgspec.structs.replace(record, serial=int(serial))
+            if serial is None:
+                return None
+            return msgspec.structs.replace(record, serial=_number(serial))
 
     # ── replicas ────────────────────────────────────────────────────────────────────────────
 
@@ -163,7 +173,7 @@ class RedisStore:
         block = min(seconds, self._timeout_seconds / 2)
         found = self._redis.xread({stream: f"{since}-0"}, block=max(1, round(block * 1000)))
         entries: Sequence[Any] = found[0][1] if found else ()
-        return [(int(number.partition(b"-")[0]), fields) for number, fields in entries]
+        return [(_number(number.partition(b"-")[0]), fields) for number, fields in entries]
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -200,7 +210,14 @@ _REFUSALS = (
 
 def _record(text: bytes) -> Record:
     serial, _, body = text.partition(b" ")
-    return msgspec.structs.replace(msgspec.json.decode(body, type=Record), serial=int(serial))
+    return msgspec.structs.replace(msgspec.json.decode(body, type=Record), serial=_number(serial))
+
+
+def _number(text: bytes) -> int:
+    """A serial or generation. Raises ValueError where no catalog has written it."""
+    if not text.isdigit() or len(text) > len(str(MAX_NUMBER)) or int(text) >= MAX_NUMBER:
+        raise ValueError(f"{text[:20].decode(errors='replace')} {scripts.NO_NUMBER}")
+    return int(text)
 
 
 def _restored(snapshot: Snapshot) -> list[object]:
@@ -224,7 +241,7 @@ def _entry(text: bytes) -> tuple[Member, Report]:
 
 
 def _change(serial: int, fields: dict[bytes, bytes]) -> Change:
-    previous, kind, body = int(fields[b"previous"]), fields[b"kind"], fields[b"body"]
+    previous, kind, body = _number(fields[b"previous"]), fields[b"kind"], fields[b"body"]
     match kind:
         case b"record":
             record = msgspec.structs.replace(msgspec.json.decode(body, type=Record), serial=serial)

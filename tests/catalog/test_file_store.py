@@ -57,6 +57,19 @@ def test_a_full_disk_refuses_a_change_and_keeps_what_there_is(tmp_path: Path) ->
     store.close()
 
 
+@pytest.mark.parametrize("table", ["meta SET serial", "forgotten SET generation"])
+@pytest.mark.parametrize("forged", ["9007199254740992", "-5", "'x'", "1.5"])
+def test_a_forged_number_is_refused_where_it_is_read(
+    table: str, forged: str, tmp_path: Path
+) -> None:
+    store = FileStore(tmp_path / "catalog")
+    store._calls.execute("INSERT INTO forgotten VALUES (0)")
+    store._calls.execute(f"UPDATE {table} = {forged}")
+    with pytest.raises(CatalogUnavailableError, match="Expected `int`"):
+        store.snapshot()
+    store.close()
+
+
 def test_what_sqlite_has_no_code_for_is_an_error_of_the_store(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "catalog")
     store.close()

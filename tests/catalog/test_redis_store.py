@@ -148,6 +148,121 @@ def test_what_is_no_catalogs_is_an_error_of_the_store(
             one.get("a")
 
 
+NAMES, META = ("lora-serve:catalog:1:{tests}:" + key for key in ("names", "meta"))
+
+
+@pytest.mark.parametrize("field", ["serial", "first_generation"])
+@pytest.mark.parametrize("forged", ["1e20", str(2**53), "-5", "1.5", "x", "9" * 400])
+def test_a_forged_number_changes_nothing_and_is_told_until_the_keys_are_deleted(
+    field: str, forged: str, pair: tuple[RedisStore, RedisStore], catalog_redis: RedisServer
+) -> None:
+    one, two = pair
+    one.join(ONE)
+    one.put(A, 0)
+    known = one.snapshot()
+    with catalog_redis.client() as client:
+        client.hset(META, field, forged)
+        before = client.hgetall(META), client.hgetall(NAMES)
+        for ask in (one.snapshot, partial(one.get, "new"), partial(one.put, B, 0)):
+            with pytest.raises(CatalogUnavailableError, match=r"below 2\^53.*delete its keys"):
+                ask()
+        assert (client.hgetall(META), client.hgetall(NAMES)) == before
+        client.flushall()
+    one.restore(known)
+    two.restore(Snapshot())
+    assert two.snapshot().records == known.records
+    assert two.snapshot().first_generation == 0
+    assert two.put(B, 0) is not None
+
+
+def test_a_servers_own_word_for_a_number_is_bounded_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server need not run the scripts that it is sent."""
+    store = RedisStore("redis://127.0.0.1:1", "tests")
+    told: list[object] = []
+    client = SimpleNamespace(
+        register_script=lambda text: lambda keys, arguments: told[0],
+        xread=lambda streams, block: told[0],
+    )
+    monkeypatch.setattr(store, "_redis", client)
+    changes = partial(store.changes, 0, 0)
+    left = {b"kind": b"left", b"body": b"one"}
+    for forged in (b"%d" % 2**53, b"-5", b"1_0", b"", b"9" * 400):
+        for ask, answer in (
+            (store.snapshot, [forged, [], [], b"0"]),
+            (store.snapshot, [b"1", [], [], forged]),
+            (store.snapshot, [b"1", [b'%b {"name":"a"}' % forged], [], b"0"]),
+            (store.snapshot, [b"1", [b'1 {"name":"a","generation":%b}' % forged], [], b"0"]),
+            (partial(store.get, "a"), [None, forged]),
+            (partial(store.put, A, 0), forged),
+            (changes, [(b"", [(forged + b"-0", {b"previous": b"0", **left})])]),
+            (changes, [(b"", [(b"1-0", {b"previous": forged, **left})])]),
+        ):
+            told[:] = [answer]
+            with pytest.raises(CatalogUnavailableError):
+                ask()
+
+
+def test_a_serial_that_was_forged_near_the_end_spoils_no_fresh_server(
+    pair: tuple[RedisStore, RedisStore], catalog_redis: RedisServer
+) -> None:
+    restarted(catalog_redis)
+    with pytest.raises(CatalogUnavailableError, match="start all servers anew"):
+        pair[0].restore(Snapshot(serial=2**53 - 1, first_generation=7))
+    with catalog_redis.client() as client:
+        assert client.dbsize() == 0
+    pair[0].restore(Snapshot(serial=5))
+    assert pair[0].put(A, 0) is not None
+    with catalog_redis.client() as client:
+        client.hset(META, "serial", 2**53 - 1)
+    with pytest.raises(CatalogUnavailableError, match="delete its keys"):
+        pair[0].put(B, 0)
+
+
+@pytest.mark.usefixtures("two_unloaded_are_kept")
+@pytest.mark.parametrize(
+    "body", [b'{"name":"x"}', b"{", b"", b"7", b'{"generation":"x"}', b'{"generation":1e300}']
+)
+def test_a_forged_record_of_an_unloaded_name_is_forgotten_as_any_other(
+    body: bytes, pair: tuple[RedisStore, RedisStore], catalog_redis: RedisServer
+) -> None:
+    one, _ = pair
+    come_and_gone(one, "x", is_module=True)
+    come_and_gone(one, "y", is_module=True)
+    with catalog_redis.client() as client:
+        serial = client.hget(NAMES, "x").partition(b" ")[0]
+        client.hset(NAMES, "x", serial + b" " + body)
+    gone = come_and_gone(one, "z", is_module=True)
+    assert [record.name for record in one.snapshot().records] == ["y", "z"]
+    assert one.get("z") == gone
+    assert one.snapshot().first_generation == 0
+
+
+def test_a_change_that_fails_on_its_way_counts_as_one(
+    pair: tuple[RedisStore, RedisStore], catalog_redis: RedisServer
+) -> None:
+    """Others have been told of it: what a server knew before must not replace it."""
+    one, _ = pair
+    with catalog_redis.client() as client:
+        client.set("lora-serve:catalog:1:{tests}:unloaded", "a text")
+        with pytest.raises(CatalogUnavailableError, match="WRONGTYPE"):
+            one.put(A, 0)
+        assert client.hget(META, "changed") == b"1"
+
+
+def test_a_serial_that_is_written_otherwise_is_the_same_serial(
+    pair: tuple[RedisStore, RedisStore], catalog_redis: RedisServer
+) -> None:
+    with catalog_redis.client() as client:
+        client.hset(NAMES, "a", b'07 {"name":"a","digest":"aa","source":"/a"}')
+    found = pair[0].get("a")
+    assert found is not None
+    assert found.serial == 7
+    assert pair[0].put(A, 6) is None
+    assert pair[0].put(A, 7) is not None
+
+
 GARBAGE = (7, None, -1.5, b"x", b"\xff", [], {}, [[]], [7, 7, 7], [b"1", 7, [7]], [b"1", [7], [7]],
     [b"1", [b"9" * 400 + b" {}"], []], [b"1", [b"1 " + b"[" * 9000], []], [b"inf", [], []],
     [(b"s", [(7, {})])], [(b"s", [(b"1-0", None)])], [(b"s", [(b"1-0", {b"kind": 7})])],

@@ -7,11 +7,13 @@ import hashlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
-from lora_serve.catalog import file_store, replica
+from lora_serve.catalog import file_store, plan, replica
+from lora_serve.catalog.changes import MAX_TRIES
 from lora_serve.catalog.records import Record
 from lora_serve.catalog.replica import CatalogReplica
 from lora_serve.catalog.rollout import ReplicaState, Rollout, State
@@ -19,6 +21,7 @@ from lora_serve.cli.adapters_actions import _version_before
 from lora_serve.config import CatalogConfig, EngineConfig, LoRAConfig, ModelConfig, ServerConfig
 from lora_serve.errors import AdapterNotFoundError, CatalogUnavailableError, ConfigError
 from lora_serve.server.adapter_names import opening
+from lora_serve.server.adapter_names.catalogued import CataloguedNames
 from lora_serve.server.adapter_names.local import LocalNames
 from lora_serve.server.adapter_names.opening import member_of
 from lora_serve.server.app import create_app
@@ -476,3 +479,21 @@ def test_a_server_is_called_by_its_machine_and_port_or_socket() -> None:
 def test_a_catalog_of_an_unknown_kind_is_refused(where: str) -> None:
     with pytest.raises(ConfigError, match="must be a path, or a URL of redis://"):
         CatalogConfig(lora_catalog=where)
+
+
+async def test_modules_give_up_on_a_catalog_that_has_another_record_at_each_try() -> None:
+    tries: list[str] = []
+
+    async def make(name: str, plan_of: plan.Plan) -> Record:
+        tries.append(name)
+        assert len(tries) < 1000, "it is tried for ever"
+        raise plan.OtherStateError(name, loaded)
+
+    loaded = Record(name="tenant", serial=7, digest="aa", source="/a")
+    names = CataloguedNames.__new__(CataloguedNames)
+    names.replica = SimpleNamespace(  # type: ignore[assignment]
+        view=SimpleNamespace(last_record=lambda name: loaded), changes=SimpleNamespace(make=make)
+    )
+    with pytest.raises(CatalogUnavailableError, match="has another record of 'tenant' each time"):
+        await names.load_modules([("tenant", "/a")])
+    assert len(tries) == MAX_TRIES

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from msgspec.structs import replace
 
 from lora_serve.catalog import plan
+from lora_serve.catalog.changes import MAX_TRIES
 from lora_serve.catalog.opening import open_store
 from lora_serve.catalog.records import Member, Record, Standing
 from lora_serve.catalog.replica import CatalogReplica
@@ -186,7 +187,7 @@ class CataloguedNames:
         It is noted as such, so that an unload of it is remembered for servers that start later.
         """
         known = self.replica.view.last_record(name)
-        while True:
+        for _ in range(MAX_TRIES):
             try:
                 if known is None or plan.is_open_to_modules(known):
                     record, _ = await self._read(AdapterWish(name, path), "--lora-modules")
@@ -196,6 +197,10 @@ class CataloguedNames:
                 return await self.replica.changes.make(name, plan.naming_module(name))
             except plan.OtherStateError as error:  # another change came first
                 known = error.found
+        raise CatalogUnavailableError(
+            f"the catalog has another record of '{name}' each time that --lora-modules is to be "
+            "noted there; see what else changes this name, or writes to the catalog"
+        )
 
     async def _change(self, wish: Record, change: plan.Plan) -> Record:
         try:
