@@ -9,10 +9,22 @@ from typing import Any
 from jinja2 import nodes, pass_context, pass_eval_context
 from jinja2.nodes import EvalContext
 from jinja2.runtime import Context, markup_join, str_join
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import (
+    ImmutableSandboxedEnvironment,
+    SandboxedEscapeFormatter,
+    SandboxedFormatter,
+)
 from jinja2.visitor import NodeTransformer
+from markupsafe import Markup
 
-from lora_serve.chat.template_growth import FILTERS, METHODS, OPERATORS, check_format, counted
+from lora_serve.chat.template_growth import (
+    FILTERS,
+    METHODS,
+    OPERATORS,
+    check_field,
+    check_format,
+    counted,
+)
 from lora_serve.chat.template_memory import charge_value, need_text
 
 _MADE, _JOINED = "made value", "joined texts"  # no template can name a filter with a space
@@ -49,15 +61,20 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return value
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        made = super().wrap_str_format(value)
-        if made is None:
+        if super().wrap_str_format(value) is None:
             return None
-        form = value.__self__
+        form, is_map = value.__self__, value.__name__ == "format_map"
+        formatter = (
+            _EscapeFormatter(self, escape=form.escape)
+            if isinstance(form, Markup)
+            else _Formatter(self)
+        )
 
         def bounded(*args: Any, **kwargs: Any) -> str:
-            is_map = value.__name__ == "format_map" and args and isinstance(args[0], dict)
-            check_format(form, () if is_map else args, args[0] if is_map else kwargs)
-            return str(_made(made(*args, **kwargs)))
+            if is_map:
+                args, kwargs = (), _only_map(args, kwargs)
+            check_format(form, args, kwargs)
+            return str(_made(formatter.vformat(form, args, kwargs)))
 
         return bounded
 
@@ -71,6 +88,25 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             if check is not None:
                 check(owner, *args, **kwargs)
         return _made(super().call(__context, __obj, *args, **kwargs))
+
+
+class _Formatter(SandboxedFormatter):
+    """Looks at each field of a form with what its values put into it, a width perhaps."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        check_field(format_spec)
+        return super().format_field(value, format_spec)
+
+
+class _EscapeFormatter(_Formatter, SandboxedEscapeFormatter):
+    """The same for a form that escapes its values."""
+
+
+def _only_map(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The one argument of `format_map`."""
+    if len(args) != 1 or kwargs or not isinstance(args[0], dict):
+        raise TypeError("format_map takes one dict, and nothing else")
+    return args[0]
 
 
 def bounded(tree: nodes.Template) -> nodes.Template:
@@ -127,10 +163,12 @@ def _joined(context: EvalContext, texts: Iterable[Any]) -> Any:
 
 
 def _written(value: Any) -> Any:
-    """Called with each value that is written out."""
+    """Called with each value that is written out: a block collects their texts."""
     if type(value) is not str:
         need_text(value)
-    return value
+    text = value if isinstance(value, str) else str(value)
+    charge_value(text)
+    return text
 
 
 def _bounded_filter(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,6 +28,8 @@ from lora_serve.chat.template_time import watch
 
 Join = Callable[[Iterable[str]], str]
 
+_MOST_DATE_CHARS = 1_000  # of the form that a date is written in
+
 
 def compiled(source: str, join: Join) -> Template:
     """A template that joins what it writes with `join`; the same text is compiled once.
@@ -110,6 +112,10 @@ def _raise(message: object) -> NoReturn:
 
 
 def _time_now(form: str) -> str:
+    if len(form) > _MOST_DATE_CHARS:  # a field of five writes 255, and libc tries many lengths
+        raise ValueError(
+            f"the form of a date has {len(form):,} characters, above {_MOST_DATE_CHARS:,}"
+        )
     return datetime.now().strftime(form)
 
 

@@ -7,7 +7,6 @@ makes no more than some times what it is given, which is counted when it is made
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
@@ -25,7 +24,13 @@ Check = Callable[..., None]
 _MOST_WIDTH = 10_000  # of a field that is filled up
 _MOST_INDENT = 16  # of JSON: the deeper, the more often it is written
 _MOST_BITS = 2**20  # of a number
-_FIELD = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(\*|\d+)?(?:\.(\*|\d+))?")
+_MOST_PLACES = 1_000  # that a number is rounded to
+_MOST_DIGITS = 20  # of a width that is read as a number
+_URL_CHARS = 4  # the least of a link, with the space behind it
+_LINK_CHARS = 64  # that are written for one beside its text
+_USUAL_SEPARATOR = 2  # characters of JSON's
+# A field as `%` reads it, up to the letter of its kind: a key, flags, a width, a precision.
+_FIELD = re.compile(r"%(?:\([^()]*\))?[-+ #0]*(\*|[0-9]+)?(?:\.(\*|[0-9]*))?[hlL]?(.?)", re.DOTALL)
 
 
 def _refuse_above(limit: int, what: str, *numbers: object) -> None:
@@ -57,7 +62,10 @@ def _remainder(left: object, right: object) -> None:
 
 def _filled(form: str, values: object) -> None:
     """Check the text that `%` makes of a form."""
-    told = [number for field in _FIELD.findall(form) for number in field if number]
+    fields = _FIELD.findall(form)
+    if any(kind == "(" for *_, kind in fields):
+        raise ValueError("a key of a form for % has brackets in it, or no end; rename it")
+    told = [number for *numbers, _ in fields for number in numbers if number]
     if "*" in told:  # a width is among the values
         values = values if isinstance(values, tuple) else (values,)
         _refuse_above(_MOST_WIDTH, "a width", *values)
@@ -66,7 +74,7 @@ def _filled(form: str, values: object) -> None:
 
 
 def _number(digits: str) -> int:
-    return int(digits[:20])  # of a hundred thousand digits, the first say enough
+    return int(digits) if len(digits) <= _MOST_DIGITS else 10**_MOST_DIGITS
 
 
 OPERATORS: Mapping[str, Check | None] = MappingProxyType(
@@ -77,14 +85,13 @@ OPERATORS: Mapping[str, Check | None] = MappingProxyType(
 
 
 def check_format(form: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-    """Check the text that `form.format(*args, **kwargs)` makes."""
-    values = (*args, *kwargs.values())
-    for _, _, spec, _ in string.Formatter().parse(form):
-        digits = re.findall(r"\d+", spec or "")
-        _refuse_above(_MOST_WIDTH, "a width", *map(_number, digits))
-        if "{" in (spec or ""):  # the width is among the values
-            _refuse_above(_MOST_WIDTH, "a width", *values)
-    need_text(form, *values, times=1 + form.count("{"))
+    """Check the text that `form.format(*args, **kwargs)` makes, but for its widths."""
+    need_text(form, *args, *kwargs.values(), times=1 + form.count("{"))
+
+
+def check_field(spec: str) -> None:
+    """Check the widths of one field of such a form, with the values that it names put in."""
+    _refuse_above(_MOST_WIDTH, "a width", *map(_number, re.findall(r"\d+", spec)))
 
 
 def _aligned(text: str, width: int = 0, *_: object) -> None:
@@ -161,6 +168,19 @@ def _escaped(value: object, *_: object, **__: object) -> None:
     need_text(value, times=6)
 
 
+def _linked(
+    value: object,
+    trim_url_limit: object = None,
+    nofollow: object = False,
+    target: object = None,
+    rel: object = None,
+    extra_schemes: object = None,
+) -> None:
+    _escaped(value)
+    each = _LINK_CHARS + 6 * sum(written_chars(text) for text in (target, rel) if text)
+    need(CHAR_BYTES * (1 + written_chars(value) // _URL_CHARS) * each)
+
+
 def _centred(value: object, width: int = 80) -> None:
     need_text(value)
     need(CHAR_BYTES * width)
@@ -190,11 +210,18 @@ def _substituted(value: object, old: object, new: object, count: int | None = No
 
 
 def _written_json(
-    value: object, ensure_ascii: bool = False, indent: object = None, *_: object, **__: object
+    value: object,
+    ensure_ascii: bool = False,
+    indent: object = None,
+    separators: object = None,
+    sort_keys: bool = False,
 ) -> None:
     depth = len(indent) if isinstance(indent, str) else indent
     _refuse_above(_MOST_INDENT, "the indent of JSON", depth)
-    need_text(value, times=1 + (depth if isinstance(depth, int) else 0))
+    if not isinstance(separators, list | tuple | None):
+        raise ValueError("the separators of JSON are no list; give (',', ':') or another two texts")
+    longer = sum(max(0, written_chars(each) - _USUAL_SEPARATOR) for each in separators or ())
+    need_text(value, times=1 + (max(0, depth) if isinstance(depth, int) else 0) + longer)
 
 
 def _put_in(form: object, *args: object, **kwargs: object) -> None:
@@ -217,14 +244,23 @@ def _as_list(value: object, *_: object, **__: object) -> None:
         need(ITEM_BYTES * len(value))
 
 
+def _rounded(value: object, precision: object = 0, method: object = "common") -> None:
+    if isinstance(precision, int):
+        _refuse_above(_MOST_PLACES, "places of a rounded number", abs(precision))
+
+
 def _summed(value: object, attribute: object = None, start: object = 0) -> None:
-    if isinstance(start, list | tuple) and isinstance(value, list | tuple):
+    if not isinstance(start, list | tuple) or not isinstance(value, list | tuple):
+        return
+    if attribute is not None:  # each item of a list within counts as ITEM_BYTES there, and more
+        need(written_chars(value))
+    else:
         need(ITEM_BYTES * sum(len(each) for each in value if isinstance(each, list | tuple)))
 
 
 FILTERS: Mapping[str, Check] = MappingProxyType(
     {
-        **dict.fromkeys(("e", "escape", "forceescape", "urlize", "xmlattr", "urlencode"), _escaped),
+        **dict.fromkeys(("e", "escape", "forceescape", "xmlattr", "urlencode"), _escaped),
         **dict.fromkeys(("string", "trim", "upper", "lower", "title", "capitalize"), _as_text),
         **dict.fromkeys(("pprint", "truncate", "striptags", "wordcount"), _as_text),
         **dict.fromkeys(("list", "sort", "unique", "groupby", "reverse"), _as_list),
@@ -234,8 +270,10 @@ FILTERS: Mapping[str, Check] = MappingProxyType(
         "indent": _indented,
         "join": _joined_filter,
         "replace": _substituted,
+        "round": _rounded,
         "sum": _summed,
         "tojson": _written_json,
+        "urlize": _linked,
         "wordwrap": _wrapped,
     }
 )

@@ -48,10 +48,15 @@ HOSTILE = {
     "a width": "{{ '%9999999999d' % 1 }}",
     "a width among values": "{{ '%*d' % (10**10, 1) }}",
     "a precision": "{{ '%.9999999999f' % 1 }}",
+    "a precision behind noughts": "{{ ('%.' ~ '0' * 20 ~ '99999999f') % 1 }}",
+    "a key with brackets": "{{ '%(a(b))99999999s' % {'a(b)': 1} }}",
     "a form of many fields": "{{ ('%(a)s' * 99) % {'a': big} }}",
     "a filter's width": "{{ '%9999999999d' | format(1) }}",
     "a field": "{{ '{:>9999999999}'.format(1) }}",
     "a field among values": "{{ '{:{w}}'.format(1, w=10**10) }}",
+    "a field of a text": "{{ '{:{w}}'.format(1, w='99999999') }}",
+    "a field of a list": "{{ '{:{w[0]}}'.format(1, w=['99999999']) }}",
+    "a field that is escaped": "{{ ('{:{w}}' | escape).format(1, w='99999999') }}",
     "a field of a map": "{{ '{x:>{w}}'.format_map({'x': 1, 'w': 10**10}) }}",
     "many fields": "{{ ('{0}' * 99).format(big) }}",
     "center": "{{ 'x'.center(10**10) }}",
@@ -72,10 +77,18 @@ HOSTILE = {
     "indent": "{{ 'a\nb' | indent(10**10) }}",
     "indent by a text": "{{ ('\n' * 999) | indent(big) }}",
     "JSON's indent": "{{ [1] | tojson(indent=10**9) }}",
+    "JSON's indent below none": GROWN.replace("60", "18") + "{{ n.x | tojson(indent=-1) }}",
+    "JSON's separators": "{{ ([1] * 99) | tojson(separators=(big, ':')) }}",
+    "separators made": "{{ ([1] * 99) | tojson(separators=[big, ':'] | map('string')) }}",
+    "links": "{{ ('www.a.com ' * 99) | urlize(rel=big) }}",
+    "targets of links": "{{ ('www.a.com ' * 99) | urlize(target=big) }}",
+    "a date": "{{ strftime_now('%255Y' * 9999) | length }}",
+    "places": "{{ 1 | round(10**7, 'ceil') }}",
     "batch": "{{ [1] | batch(10**9, 0) | list }}",
     "slice": "{{ [1] | slice(10**9) | list }}",
     "wordwrap": "{{ big | wordwrap(1, wrapstring=big) }}",
     "sum": "{{ ([[0] * 999] * 999) | sum(start=[]) | length }}",
+    "sum of what items have": "{{ ([{'a': [0] * 29999}] * 200) | sum('a', []) | length }}",
     "random text": "{{ lipsum(10**9) }}",
     "written": GROWN + "{{ n.x }}",
     "string": GROWN + "{{ n.x | string }}",
@@ -93,6 +106,12 @@ HOSTILE = {
     "a block": KEPT.replace("KEEP", "{% set made %}{{ big }}{{ i }}{% endset %}" + KEEP),
     "a macro": "{% macro m(i) %}{{ big }}{{ i }}{% endmacro %}"
     + KEPT.replace("KEEP", KEEP.replace("made", "m(i)")),
+    "texts of a list in a block": "{% set d = [big[:9999]] %}{% set x %}{% for i in range(9999) %}"
+    "{{ d }}{% endfor %}{% endset %}",
+    "escaped texts in a block": "{% autoescape true %}{% set x %}{% for i in range(99) %}{{ big }}"
+    "{% endfor %}{% endset %}{% endautoescape %}",
+    "copies of what is escaped": "{% set e = big[:99999] | escape %}{% set x %}"
+    "{% for i in range(999) %}{{ e }}{% endfor %}{% endset %}",
     "long lists": KEPT.replace("KEEP", KEEP.replace("made", str([0] * 9999))),
 }
 
@@ -149,6 +168,13 @@ def test_a_constant_that_takes_all_memory_takes_none_when_its_template_is_read()
     [
         "{{ 'x' * 999 }}{{ '%5d|%-3s' % (1, 'a') }}{{ '{:>9}{}'.format('x', 2) }}{{ 2 ** 64 }}",
         "{{ 'call 12345678901 %s' % 'x' }}{{ 'call 12345678901 {}'.format('x') }}",
+        "{{ '%%(a (b))|%5.1f%%|%-*d|%s' % (2.25, 4, 7, '(') }}{{ '%(a)4s' % {'a': 1} }}",
+        "{{ '{:{w}}|{:>{}}'.format(99999, 'x', 9, w=7) }}"
+        "{{ '{a:.{n}f}'.format_map({'a': 2, 'n': 1}) }}{{ ('{:{w}}' | escape).format('<', w=3) }}",
+        "{{ 2.345 | round(1, 'floor') }}"
+        "{{ [1, {'a': 2}] | tojson(separators=(',  ', ':')) }}{{ 'www.a.com' | urlize(9) }}"
+        "{{ [{'a': [1]}] | sum('a', []) }}",
+        "{% set x %}{{ [1, none, 2.5] }}{{ nothing }}{{ '<' | escape }}{% endset %}{{ x }}",
         "{{ [1, [2, {'a': 'b'}]] | tojson(indent=4) }}{{ 'x' | center(9) }}{{ 'ab' | list }}",
         "{{ 'a,b'.split(',') | join('-') }}{{ 'abc'[1:] }}{{ [[1], [2]] | sum(start=[]) }}",
         "{{ [3, 4, 5] | batch(linecount=2) | list }}{{ [3, 4] | slice(2) | list }}",
