@@ -170,9 +170,18 @@ def _rendered(rendering: Rendering) -> dict[str, object]:
             max_chars=rendering.max_chars,
         )
     except InvalidRequestError as error:
+        if _is_of_memory(error):
+            raise MemoryError from error  # which ends the process
         is_too_long = isinstance(error, PromptTooLongError)
         return {"error": str(error), "is_too_long": is_too_long, "param": error.param}
     return {"text": text}
+
+
+def _is_of_memory(error: BaseException | None) -> bool:
+    """Whether memory was refused: Jinja has other names for it, some without a word."""
+    while error is not None and not isinstance(error, MemoryError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def main() -> None:
