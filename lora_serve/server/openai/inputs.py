@@ -207,7 +207,8 @@ class Inputs:
         num_chars = sum(map(len, pieces))
         _check_length(num_chars, limit, "messages")
         encode = partial(encode_pieces, self._engine.tokenizer, pieces)
-        token_ids = await self._texts.tokenize(share, num_chars, encode)
+        tokenize = self._texts.tokenize if len(pieces) == 1 else self._texts.run
+        token_ids = await tokenize(share, num_chars, encode)
         item = Input(mixed_prompt(token_ids, rows), ending=pieces[-1][-ENDING_CHARS:])
         return item if truncation is None else truncation.of(item)
 
@@ -270,6 +271,12 @@ class Inputs:
         if not payloads:
             return []
         _check_enabled(self._engine)
+        if len(payloads) > MAX_PROMPTS:
+            raise InvalidRequestError(
+                f"{len(payloads)} parts with prompt_embeds are too many; at most {MAX_PROMPTS} in "
+                "one conversation are allowed, join rows that follow each other",
+                "messages",
+            )
         if not takes_embeds:
             raise InvalidRequestError(
                 "prompt_embeds are no tokens; send messages of text alone here", "messages"

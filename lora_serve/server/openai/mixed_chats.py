@@ -9,10 +9,13 @@ from lora_serve.errors import InvalidRequestError
 from lora_serve.prompts import EmbedsPrompt, MixedPrompt, Prompt, TokensPrompt
 from lora_serve.server.engine_api import Tokenizer
 
+_MARK_END = "end"
+
 
 def drawn_marks(count: int) -> list[str]:
-    """Marks that no text holds which a client has sent by now: they are drawn here."""
-    return [f"embeds{secrets.token_hex(16)}n{index}end" for index in range(count)]
+    """Marks that no text holds which a client has sent by now: what they begin with is drawn."""
+    begin = f"embeds{secrets.token_hex(16)}n"
+    return [f"{begin}{index}{_MARK_END}" for index in range(count)]
 
 
 def pieces_between(text: str, marks: Sequence[str]) -> list[str]:
@@ -21,17 +24,17 @@ def pieces_between(text: str, marks: Sequence[str]) -> list[str]:
     Raises:
         InvalidRequestError: the template has not written each of them once, in their order.
     """
-    pieces = []
-    for mark in marks:
-        piece, found, text = text.partition(mark)
-        if not found or mark in text:
-            raise InvalidRequestError(
-                "the chat template leaves out, repeats or moves the content of a message with "
-                "prompt_embeds; send embeddings in messages of the user, or use /v1/completions",
-                "messages",
-            )
-        pieces.append(piece)
-    return [*pieces, text]
+    if not marks:
+        return [text]
+    first, *others = text.split(marks[0].removesuffix(f"0{_MARK_END}"))
+    ends = [f"{index}{_MARK_END}" for index in range(len(marks))]
+    if len(others) != len(marks) or not all(map(str.startswith, others, ends)):
+        raise InvalidRequestError(
+            "the chat template leaves out, repeats or moves the content of a message with "
+            "prompt_embeds; send embeddings in messages of the user, or use /v1/completions",
+            "messages",
+        )
+    return [first, *map(str.removeprefix, others, ends)]
 
 
 def encode_pieces(tokenizer: Tokenizer, pieces: Sequence[str]) -> list[list[int]]:

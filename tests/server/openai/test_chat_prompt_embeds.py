@@ -142,6 +142,18 @@ async def test_all_rows_together_fit_the_context(engine: FakeEngine) -> None:
     assert "300 rows, more than" in str(error["message"])
 
 
+async def test_a_conversation_has_at_most_as_many_parts_of_them_as_a_body_has_prompts(
+    engine: FakeEngine,
+) -> None:
+    async with client_for(engine) as client:
+        body = {"messages": [user(*[embeds("AAAA")] * 1000), user(*[embeds("AAAA")] * 25)]}
+        error = error_of(await client.post(URL, json=body), 400)
+        assert str(error["message"]).startswith("1025 parts with prompt_embeds are too many")
+        body = {"messages": [user(*[embeds("AAAA")] * 1000), user(*[embeds("AAAA")] * 24)]}
+        error = error_of(await client.post(URL, json=body), 400)
+        assert "could not be deserialized" in str(error["message"]), "they are read"
+
+
 @pytest.mark.parametrize(
     ("url", "fields", "words"),
     [

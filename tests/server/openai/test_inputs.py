@@ -24,9 +24,10 @@ from lora_serve.server.openai.text_work import (
     TOKEN_CHARS,
     TextWork,
 )
-from tests.fakes.engine import FakeEngine
+from tests.fakes.engine import FakeEngine, fake_config
 from tests.fakes.tokenizer import ByteTokenizer
 from tests.server.clients import client_for, error_of, eventually
+from tests.server.openai.test_chat_prompt_embeds import payload
 
 CHAT = {"messages": [{"role": "user", "content": "x" * 130}]}
 
@@ -142,6 +143,26 @@ async def test_a_short_text_is_tokenized_without_a_thread() -> None:
         assert sum(item.num_tokens for item in made) == len("".join(prompt))
     loop = threading.current_thread()
     assert [thread is loop for thread in Noting.threads] == [True, False, False, False]
+
+
+async def test_the_pieces_of_a_chat_with_embeddings_are_tokenized_in_a_thread() -> None:
+    """However short they are: there may be a thousand of them."""
+
+    class Noting(ByteTokenizer):
+        threads: ClassVar[list[threading.Thread]] = []
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            self.threads.append(threading.current_thread())
+            return super().encode(text, add_special_tokens)
+
+    engine = FakeEngine(fake_config(enable_prompt_embeds=True), tokenizer=Noting())
+    part = {"type": "prompt_embeds", "data": payload(1)}
+    async with client_for(engine) as client:
+        body = {"messages": [{"role": "user", "content": [part, part]}]}
+        response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    assert len(Noting.threads) >= 3
+    assert threading.current_thread() not in Noting.threads
 
 
 class HeldTokenizer(ByteTokenizer):
