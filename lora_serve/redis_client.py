@@ -1,14 +1,17 @@
 """Opens Redis or Valkey, and words what goes wrong. Keeps no connection open.
 
 The client library reads whatever a server sends, as long as it sends it, before it gives back any
-of it. So what one question may be answered with is bounded where it is received.
+of it, and makes objects of it that may take twenty times its bytes. So what one question may be
+answered with is bounded where it is received: in bytes, in lines, and in time.
 
 The client library is an extra: importing this module without it is a ModuleNotFoundError.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import time
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import redis
@@ -18,6 +21,7 @@ from redis.retry import Retry
 from lora_serve.errors import ConfigError
 
 MAX_REASON_CHARS = 200
+BYTES_PER_LINE = 64  # of the longest answer: so it may have 2**20 lines of 64 MiB
 _CONNECTIONS = {
     "redis": redis.Connection,
     "rediss": redis.SSLConnection,
@@ -26,33 +30,52 @@ _CONNECTIONS = {
 
 
 class _BoundedSocket:
-    """A socket that gives up a server which sends too much after what was last sent to it."""
+    """A socket that gives up a server which sends too much after what was last sent to it.
 
-    def __init__(self, socket: Any, limit: int) -> None:
+    Or which is at it for too long. Each value begins with a line; that of bytes has two, and may
+    hold more.
+    """
+
+    def __init__(self, socket: Any, limit: int, seconds: float) -> None:
         self._socket = socket
-        self._limit = self._left = limit
+        self._limit, self._seconds = limit, seconds
+        self._begin_answer()
 
     def sendall(self, data: bytes) -> None:
-        self._left = self._limit
+        self._begin_answer()
         self._socket.sendall(data)
+
+    def _begin_answer(self) -> None:
+        self._left, self._lines_left = self._limit, self._limit // BYTES_PER_LINE
+        self._end = time.monotonic() + self._seconds
+        self._last = b""
 
     def recv(self, size: int) -> bytes:
         received: bytes = self._socket.recv(size)
-        self._count(len(received))
+        self._count(received)
         return received
 
     def recv_into(self, buffer: bytearray) -> int:  # for hiredis
         num_received: int = self._socket.recv_into(buffer)
-        self._count(num_received)
+        self._count(bytes(memoryview(buffer)[:num_received]))
         return num_received
 
-    def _count(self, num_received: int) -> None:
-        self._left -= num_received
+    def _count(self, received: bytes) -> None:
+        self._left -= len(received)
+        self._lines_left -= received.count(b"\r\n")
+        self._lines_left -= self._last == b"\r" and received[:1] == b"\n"
+        self._last = received[-1:]
         if self._left < 0:
-            raise redis.ConnectionError(
-                f"it answers with more than {self._limit / 2**20:g} MiB, and is not listened to "
-                "any longer; see what serves this address"
-            )
+            self._give_up(f"with more than {self._limit / 2**20:g} MiB")
+        if self._lines_left < 0:
+            self._give_up(f"with more than {self._limit // BYTES_PER_LINE} lines")
+        if received and time.monotonic() > self._end:
+            self._give_up(f"for more than {self._seconds:g} s")
+
+    def _give_up(self, what: str) -> NoReturn:
+        raise redis.ConnectionError(
+            f"it answers {what}, and is not listened to any longer; see what serves this address"
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)
@@ -64,6 +87,7 @@ def open_redis(
     password: str | None,
     timeout_seconds: float,
     max_answer_bytes: int,
+    max_answer_seconds: float = math.inf,
     **options: Any,
 ) -> Any:
     """A client that connects when first used, and tries nothing twice by itself.
@@ -73,6 +97,7 @@ def open_redis(
         password: the server's, if it does not stand in the URL.
         timeout_seconds: how long each answer, and a connection, may take.
         max_answer_bytes: what a command, or a pipeline of them, may be answered with.
+        max_answer_seconds: for which the answer may go on, however steadily it comes.
         options: more of redis-py's own.
 
     Raises:
@@ -88,7 +113,7 @@ def open_redis(
             socket_connect_timeout=timeout_seconds,
             retry=Retry(NoBackoff(), 0),  # the caller decides when to try again
             protocol=2,
-            connection_class=_bounded(url, max_answer_bytes),
+            connection_class=_bounded(url, max_answer_bytes, max_answer_seconds),
             **options,
         )
     except (ValueError, TypeError) as error:
@@ -96,13 +121,13 @@ def open_redis(
     return client
 
 
-def _bounded(url: str, max_answer_bytes: int) -> Any:
+def _bounded(url: str, max_answer_bytes: int, max_answer_seconds: float) -> Any:
     """The library's class of connections for such a URL, with a bounded socket."""
     kind: Any = _CONNECTIONS.get(urlsplit(url).scheme, redis.Connection)
 
     class Bounded(kind):  # type: ignore[misc]
         def _connect(self) -> _BoundedSocket:
-            return _BoundedSocket(super()._connect(), max_answer_bytes)
+            return _BoundedSocket(super()._connect(), max_answer_bytes, max_answer_seconds)
 
     return Bounded
 

@@ -55,7 +55,14 @@ class RedisStore:
         """Raises ConfigError for a URL that names no server."""
         parts = urlsplit(url)
         self._where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        self._redis = open_redis("--lora-catalog", url, password, timeout_seconds, MAX_ANSWER_BYTES)
+        self._redis = open_redis(
+            "--lora-catalog",
+            url,
+            password,
+            timeout_seconds,
+            MAX_ANSWER_BYTES,
+            max_answer_seconds=3 * timeout_seconds,  # after it the caller waits no longer
+        )
         prefix = f"lora-serve:catalog:1:{{{name}}}:"
         self._keys = [prefix + key for key in _KEYS]
         self._timeout_seconds = timeout_seconds
