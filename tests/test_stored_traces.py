@@ -95,7 +95,7 @@ class PatientEngine(OracleEngine):
     def awaits_tiers(self) -> bool:
         """Whether threads work for it. Adapters and grammars are the oracle's, which has none."""
         core = self.core
-        is_served = core.scheduler.num_fetching > 0 or core._held.next_due is not None
+        is_served = core.scheduler.num_fetching > 0 or core._in_handover.next_due is not None
         return is_served or core._admin.is_waiting
 
     def step(self) -> bool:

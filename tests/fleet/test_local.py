@@ -142,7 +142,7 @@ def test_where_there_are_gpus_replicas_reserve_them_without_being_told(
         assert deployments.reserved(started[-1]).get("num_gpus", 0) == gpus, device
     monkeypatch.setattr(local, "num_cards", lambda: 1)
     with pytest.raises(
-        ConfigError, match=r"above the 1 GPUs that torch sees; lower .* --device cpu"
+        ConfigError, match=r"above the 1 GPU that torch sees; lower .* --device cpu"
     ):
         local.check_fleet(EngineConfig(), ServerConfig(), FleetConfig(replicas=2))
 

@@ -100,11 +100,11 @@ class ColdBacked(FakeEngine):
         wholes = [choice.delta for choice in output.outputs]
         for whole in wholes:
             first = whole.text[: len(whole.text) // 2]
-            yield replace(
+            yield replaced(
                 whole, text=first, token_ids=(), logprobs=(), finish_reason=None, stop_reason=None
             )
         for whole in wholes:
-            yield replace(whole, text=whole.text[len(whole.text) // 2 :])
+            yield replaced(whole, text=whole.text[len(whole.text) // 2 :])
 
 
 @pytest.fixture(scope="module")

@@ -190,8 +190,10 @@ def test_parts_in_another_order_would_show(
 ) -> None:
     gather = InProcessGroup.gather
 
-    def swapped(group: InProcessGroup, part: Any, widths: list[int], whole: Any, *how: Any) -> None:
-        gather(group, part, widths, whole, *how)
+    def swapped(
+        group: InProcessGroup, part: Any, widths: list[int], whole: Any, **how: Any
+    ) -> None:
+        gather(group, part, widths, whole, **how)
         if len(set(widths)) == 1 and whole.shape[1] > 8:
             whole.copy_(whole.roll(widths[0], dims=1))
 

@@ -51,16 +51,14 @@ class MiddleRank:
     rank, world_size = 1, 3
 
     def gather(
-        self, part: Tensor, widths: Sequence[int], whole: Tensor, seconds: float | None = None
+        self, part: Tensor, widths: Sequence[int], whole: Tensor, *, while_loading: bool = False
     ) -> None:
         for columns in whole.split(list(widths), dim=1):
             columns.zero_()
             width = min(columns.shape[1], part.shape[1])
             columns[:, :width] = part[:, :width]
 
-    def all_to_all(
-        self, rows: Tensor, shares: Sequence[range], parts: Tensor, seconds: float | None = None
-    ) -> None:
+    def all_to_all(self, rows: Tensor, shares: Sequence[range], parts: Tensor) -> None:
         parts.copy_(own_columns(rows, shares[self.rank]).expand_as(parts))
 
     def common_rows(self, *_: object) -> None:
