@@ -192,7 +192,7 @@ def test_every_answer_over_a_disk_that_fails_is_the_lone_answer(
     assert num_restarts > num_traces
 
 
-@pytest.mark.parametrize("num_traces", [2, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_traces", [4, pytest.param(50, marks=pytest.mark.slow)])
 def test_every_answer_over_redis_is_the_lone_answer(redis: RedisServer, num_traces: int) -> None:
     """All lives share one server, as replicas do."""
 
@@ -202,7 +202,7 @@ def test_every_answer_over_redis_is_the_lone_answer(redis: RedisServer, num_trac
     results = [StoredTrace(seed, open_tiers).run() for seed in range(num_traces)]
     _, num_found, num_wrong = add_up(results)
     assert num_wrong == 0
-    assert num_found > 50 * num_traces
+    assert num_found > 30 * num_traces
 
 
 class BelievesWhatItReads(FaultyTier):

@@ -20,7 +20,7 @@ from tests.fakes.mutant_hashers import (
     KeyIgnoresTheAdapter,
 )
 
-NUM_TRACES = 10
+NUM_TRACES = 14
 NUM_OPERATIONS = 200
 
 

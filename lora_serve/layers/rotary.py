@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -137,8 +138,10 @@ def rotary_table(
     cosines.fill_(1.0)
     if rope is not None:
         angles, amplitude = _angles(rope, turning, num_positions, context_len or num_positions)
-        cosines[:, : turning // 2] = angles.cos().mul_(amplitude)
-        sines[:, : turning // 2] = angles.sin().mul_(amplitude)
+        # By numpy, in this thread: torch shares the work among threads, and where several are the
+        # first to ask MKL for a cosine, some get one of half the digits, as others' answers do not.
+        for part, compute in ((cosines, np.cos), (sines, np.sin)):
+            part[:, : turning // 2] = torch.from_numpy(compute(angles.numpy())).mul_(amplitude)
     return table
 
 

@@ -34,6 +34,7 @@ from lora_serve.sampling.lm_head_screening import LMHeadScreening, with_screenin
 from lora_serve.sampling.logprobs_mode import LogprobsMode
 from lora_serve.sampling.select import select_sampler
 from lora_serve.worker.device import Device
+from lora_serve.worker.first_calls import call_functions_once
 from lora_serve.worker.kv_cache import kv_block_bytes
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ def load_model(
         ConfigError: when the model, or a setting for it, cannot be served.
     """
     on_device = device.torch_device
+    call_functions_once()
     # First: what this refuses needs no download.
     ops = _chosen_ops(config, on_device, group.world_size)
     directory, spec = _found_model(config, group.world_size, reduce)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -111,3 +112,22 @@ def test_the_table_is_that_of_transformers_for_a_context_of_that_length(
 def test_more_positions_change_none_before() -> None:
     rope = SCALINGS["yarn"][1]
     assert torch.equal(rotary_table(rope, 32, 100), rotary_table(rope, 32, 1000)[:100])
+
+
+def test_each_angle_has_the_cosine_and_the_sine_that_it_has_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch's threads do not: where two are the first to ask MKL, one gets half of the digits."""
+
+    def shared_by_threads(*_: object) -> None:
+        raise AssertionError("torch shares it among threads")
+
+    for name in ("cos", "sin", "cos_", "sin_"):
+        monkeypatch.setattr(torch.Tensor, name, shared_by_threads)
+        monkeypatch.setattr(torch, name, shared_by_threads)
+    table = rotary_table(RopeSpec(theta=10000.0), 16, 2048)
+    for position in (1, 700, 1023, 1024, 2047):
+        frequencies = torch.tensor([10000.0 ** -(i / 8) for i in range(8)])
+        angles = (position * frequencies).tolist()  # rounded to float32, as transformers has them
+        alone = [*map(math.cos, angles), *map(math.sin, angles)]
+        assert torch.equal(table[position], torch.tensor(alone))

@@ -158,7 +158,7 @@ async def test_an_engine_that_says_why_it_ends_is_quoted(monkeypatch: pytest.Mon
         news._send(EngineReady())
         news.note_ready()
         news.lost(RankLostError("rank 1 hangs"))
-        there.close()
+        threading.Timer(0.5, there.close).start()
 
     here, there = socket.socketpair()
     with here, there:
