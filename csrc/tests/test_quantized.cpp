@@ -14,7 +14,8 @@ struct Shape {
 };
 
 constexpr Shape kShapes[] = {{1, 1, 1, 32},    {2, 7, 5, 32},     {3, 64, 33, 32},
-                             {13, 130, 100, 128}, {30, 300, 64, 128}, {250, 48, 20, 16}};
+                             {13, 130, 100, 128}, {30, 300, 64, 128}, {250, 48, 20, 16},
+                             {9, 112, 40, 16}, {16, 288, 40, 128}};
 
 // The weights (N, K) that codes and scales stand for, read from where quantized_weight.h says that
 // they lie.

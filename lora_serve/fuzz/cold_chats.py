@@ -81,8 +81,8 @@ class ColdChats:
         if form.reasoning is not None and params.needs_reasoning(grammars_wait=waits):
             tokens = form.reasoning.tokens(self._llm._encode, ending)
             params = replace(params, reasoning=tokens)
-            is_held = tokens is not None and params.structured_outputs is not None
-            form = dataclasses.replace(form, grammar_waits=is_held)
+            is_constrained = tokens is not None and params.structured_outputs is not None
+            form = dataclasses.replace(form, grammar_waits=is_constrained)
         return ColdChat(TokensPrompt(tuple(self._llm._encode(text))), ending, params, form)
 
     def _settings(self, ask: Ask) -> SamplingParams:
