@@ -6,13 +6,11 @@ looked at every request of every step.
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
-
 import pytest
 
 from benchmarks.speed.scheduling import Load, Times
 from lora_serve.scheduler.request import Request
+from tests.fakes.python_calls import python_calls
 
 NUM_RUNNING = 32
 NUM_STEPS = 40
@@ -24,21 +22,12 @@ def calls_of_a_request(monkeypatch: pytest.MonkeyPatch, *, is_overlapped: bool) 
     load = Load(NUM_RUNNING, NUM_RUNNING, 0, "none", is_overlapped)
     load.fill()
     monkeypatch.setattr(load, "fill", lambda: None)  # requests that arrive are no part of a step
-    num_calls = num_requests = 0
-
-    def count(frame: FrameType, event: str, arg: object) -> None:
-        nonlocal num_calls
-        num_calls += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
+    num_requests = 0
+    with python_calls() as calls:
         for _ in range(NUM_STEPS):
             load.step(Times([], []))
             num_requests += load.scheduler.num_running
-    finally:
-        sys.setprofile(before)
-    return num_calls / num_requests
+    return calls.num / num_requests
 
 
 @pytest.mark.parametrize("is_overlapped", [False, True], ids=["one by one", "overlapped"])

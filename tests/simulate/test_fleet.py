@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from itertools import pairwise
 from random import Random
@@ -14,6 +13,7 @@ from lora_serve.fleet.routing import POLICIES
 from lora_serve.simulate.costs import Costs, EngineSettings
 from lora_serve.simulate.fleet import Fleet
 from lora_serve.simulate.records import Simulated, SimulatedRequest
+from tests.fakes.python_calls import python_calls
 from tests.simulate.costs import BUSY, COSTS, ENGINE
 
 
@@ -179,16 +179,6 @@ def num_calls(num_requests: int, costs: Costs) -> int:
         request_rate=200.0,
     )
     fleet = Fleet(ENGINE, costs, 8)
-    count = 0
-
-    def note(frame: object, event: str, argument: object) -> None:
-        nonlocal count
-        count += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
+    with python_calls() as calls:
         fleet.run(draw_requests(spec))
-    finally:
-        sys.setprofile(before)
-    return count
+    return calls.num

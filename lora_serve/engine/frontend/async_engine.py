@@ -354,7 +354,7 @@ class AsyncEngine:
             self._calls.take_in(reply)
 
     def engine_died(self, error: EngineDeadError) -> None:
-        logger.error("%s; %d answers were running", error, self.num_unfinished)
+        logger.error("%s; answers that were running: %d", error, self.num_unfinished)
         self._journal.note_death()
         self._calls.fail_all(error)
         self._answers.engine_died(error)

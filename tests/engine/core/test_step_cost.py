@@ -5,10 +5,8 @@ Calls are the same on every machine. What lies in them and computes is no part o
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
@@ -21,6 +19,7 @@ from lora_serve.generate_request import GenerateRequest
 from lora_serve.messages import EngineRequest
 from lora_serve.prompts import TokensPrompt
 from lora_serve.sampling_params import SamplingParams
+from tests.fakes.python_calls import python_calls
 from tests.fakes.served_model import save_served_model
 
 NUM_STEPS = 32  # of which two fill a block
@@ -43,20 +42,10 @@ def calls_of_a_step(model: Path) -> float:
         core.handle(EngineRequest(request))
         for _ in range(NUM_STEPS // 2):
             _step(core)
-        calls = 0
-
-        def count(frame: FrameType, event: str, arg: object) -> None:
-            nonlocal calls
-            calls += event == "call"
-
-        before = sys.getprofile()
-        sys.setprofile(count)
-        try:
+        with python_calls() as calls:
             for _ in range(NUM_STEPS):
                 _step(core)
-        finally:
-            sys.setprofile(before)
-        return calls / NUM_STEPS
+        return calls.num / NUM_STEPS
 
 
 def _step(core: EngineCore) -> None:
