@@ -215,7 +215,9 @@ def _checked(
         with refusals.noted():
             check_tiers(engine.kv_tiers)
         refusals.raise_noted()
+        begun = time.monotonic()
         engine = with_demo_model(engine) if not engine.model.model else with_smollm2(engine)
+        started += time.monotonic() - begun  # which tells of itself
         interrupt.raise_if_lost()
     model = engine.model
     with refusals.noted():

@@ -215,6 +215,8 @@ def test_two_answers_come_side_by_side_and_are_marked_where_they_differ(
             stats = page.locator(f"#answer-{side} .stats")
             expect(stats).to_contain_text("Ended bystop")
             expect(stats).to_contain_text("-g0")
+        stop = page.get_by_role("button", name="Stop")
+        expect(stop).to_be_disabled()  # until both streams are closed nothing else is asked
         right.fill("one")
         page.keyboard.press("Control+Enter")
         expect(difference).to_have_text("The answers are equal.")
